@@ -32,6 +32,7 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         merge=math.isqrt(shape.block),
         patch_bytes=shape.patch_bytes // shape.num_frames,
         num_frames=shape.num_frames,
+        reads_videos=shape.has_videos,
         has_rope_positions=shape.has_rope_positions,
         step_patches=min(wanted, shape.max_patches),
         is_bidirectional=shape.is_bidirectional,

@@ -35,12 +35,9 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     """Most tokens of a prompt whose tokens all attend to each other; 0: they attend to earlier ones, but for `is_bidirectional`."""
     num_sources: int = 0
     """Numbers that say which outputs of the connector make an embedding: see `VisionConfig.num_sources`."""
+    reads_videos: bool = False
+    """True if prompts may have videos."""
     num_frames: int = 1
-    """Frames of a video that a patch shows, with as many times the bytes; 1: videos are not read."""
+    """Frames of a video that a patch shows, with as many times the bytes."""
     tile_patches: int = 0
     """Patches of each tile of an encoder input, with a class token, if `num_sources` is not 0; 0: there are no tiles."""
-
-    @property
-    def reads_videos(self) -> bool:
-        """True if prompts may have videos."""
-        return self.num_frames > 1

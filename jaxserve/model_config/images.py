@@ -273,8 +273,34 @@ class ImageProcessorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameSampling:
+    """The frames of a video that a model sees, at even distances."""
+
+    num_frames: int | None
+    """Frames that are taken of any video; None: as many as `fps` says."""
+    fps: float
+    """Frames that are taken of each second."""
+    min_frames: int
+    max_frames: int
+    has_last: bool
+    """True if the last frame of a video is among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoArea:
+    """Both sides of frames are rounded to whole blocks, and the area of all frames is kept between two bounds (Qwen3-VL)."""
+
+    min_pixels: int
+    """Least pixels of all frames together."""
+    max_pixels: int
+    """Most pixels of all frames together."""
+    most_frame_tokens: int | None
+    """Tokens that a frame has at most, unless the least pixels are more; None: all frames together have a bound alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class VideoMarkup:
-    """Texts of a prompt that stand for videos. They are control tokens of the tokenizer."""
+    """Texts of a prompt that stand for videos. They are control tokens of the tokenizer, but for times."""
 
     placeholder: str
     """Text that chat templates write for a video."""
@@ -284,24 +310,18 @@ class VideoMarkup:
     """Text of the token that stands for one embedding."""
     end: str
     """Text after the tokens of a group of frames."""
+    separator: str
+    """Text between two groups of frames."""
+    time: Literal["seconds", "clock"]
+    """seconds: `<1.5 seconds>`; clock: `00:01 `."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoProcessorConfig:
-    """Preprocessing of videos whose frames are groups of a few, each with its time in the prompt (Qwen3-VL, arXiv 2511.21631)."""
+    """Preprocessing of videos that become groups of a few frames, each with its time in the prompt."""
 
-    num_frames: int | None
-    """Frames that are taken of any video; None: as many as `fps` says."""
-    fps: float
-    """Frames that are taken of each second."""
-    min_frames: int
-    max_frames: int
-    min_pixels: int
-    """Least pixels of all frames together."""
-    max_pixels: int
-    """Most pixels of all frames together."""
-    most_frame_tokens: int | None
-    """Tokens that a frame has at most, unless the least pixels are more; None: all frames together have a bound alone."""
+    sampling: FrameSampling
+    sizes: VideoArea | BudgetSizes
     patch_size: int
     """Pixels of a patch's side."""
     merge: int

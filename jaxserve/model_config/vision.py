@@ -192,8 +192,8 @@ class VisionConfig:
     num_frames: int | None = None
     """Depth of the patch embedding's kernel in a tower that also reads videos; an image is that many equal frames. None: the
     kernel has no such axis."""
-    patch_frames: int = 1
-    """Frames of a patch: `num_frames` if videos are served, and otherwise one, which stands for all of them."""
+    has_videos: bool = False
+    """True if videos are served."""
     rope_theta: float | None = None
     """Base of the rotation by row and column; None: queries and keys do not rotate."""
     rotary_layout: RotaryLayout = "joint"
@@ -257,6 +257,11 @@ class VisionConfig:
         if self.window is None:
             return ()
         return tuple(layer for layer in range(self.num_layers) if layer not in self.full_layers)
+
+    @property
+    def patch_frames(self) -> int:
+        """Frames of a patch: `num_frames` if videos are served, and otherwise one, which stands for all of them."""
+        return self.num_frames or 1 if self.has_videos else 1
 
     @property
     def patch_values(self) -> int:  # F

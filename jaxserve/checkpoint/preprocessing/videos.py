@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.image_processor import read_normalization, read_resampling
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Table, token_text
-from jaxserve.model_config.images import VideoMarkup, VideoProcessorConfig
+from jaxserve.model_config.images import BudgetSizes, FrameSampling, VideoArea, VideoMarkup, VideoProcessorConfig
 
 _OWN, _JOINT = "video_preprocessor_config.json", "processor_config.json"
-_TYPE: Final = "Qwen3VLVideoProcessor"
-_MODELS: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""Values of `model_type` of the models whose prompts have a time before each group of frames."""
 _MAX_FRAMES: Final = 1 << 16
 _MAX_AREA: Final = 1 << 36
 _SIZE: Final = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
-"""Pixels of all frames, the fewest and the most, if a checkpoint does not say (transformers' defaults)."""
+"""Pixels of all frames, the fewest and the most, if a checkpoint of Qwen3-VL does not say (transformers' defaults)."""
 
 
 def has_decoder() -> bool:
@@ -37,40 +34,81 @@ def read_video_processor(directory: Path) -> VideoProcessorConfig | None:
     values: Any = joint.get("video_processor")
     if values is None and own.is_file():
         values, path = read_object(own), own
-    if not isinstance(values, dict) or values.get("video_processor_type") != _TYPE or not config.is_file():
+    if not isinstance(values, dict) or not config.is_file():
         return None
     model = Table(config, read_object(config))
-    if model.get("model_type", None) not in _MODELS:
+    reader = _READERS.get((values.get("video_processor_type"), model.get("model_type", None)))
+    if reader is None:
         return None
     tokens = directory / "tokenizer_config.json"
     table = Table(path, {key: value for key, value in values.items() if value is not None})
-    return _read(table, model, read_object(tokens) if tokens.is_file() else {})
-
-
-def _read(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
     for key in ("do_resize", "do_sample_frames"):
         if not table.flag(key, default=True):
             raise table.error(key, "true")
-    is_counted = "num_frames" in table.values
-    if is_counted and "fps" in table.values:
-        raise table.error("num_frames", "nothing beside fps")
+    return reader(table, model, read_object(tokens) if tokens.is_file() else {})
+
+
+def _areas(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
+    """Read the preprocessing of Qwen3-VL and Qwen3.5 (arXiv 2511.21631)."""
     size = table.table("size", dict(_SIZE))
     begin, end = "<|vision_start|>", "<|vision_end|>"
     token = token_text(tokens, "video_token", "<|video_pad|>")
     is_capped = table.flag("cap_pixels_per_frame", default=False)
     return VideoProcessorConfig(
-        num_frames=table.integer("num_frames", None, _MAX_FRAMES) if is_counted else None,
-        fps=table.number("fps", 2.0),
-        min_frames=table.integer("min_frames", 4, _MAX_FRAMES),
-        max_frames=table.integer("max_frames", 768, _MAX_FRAMES),
-        min_pixels=size.integer("shortest_edge", None, _MAX_AREA),
-        max_pixels=size.integer("longest_edge", None, _MAX_AREA),
-        most_frame_tokens=table.integer("max_video_tokens", 768, _MAX_FRAMES) if is_capped else None,
+        sampling=_sampling(table, 2.0, has_last=True),
+        sizes=VideoArea(
+            size.integer("shortest_edge", None, _MAX_AREA),
+            size.integer("longest_edge", None, _MAX_AREA),
+            table.integer("max_video_tokens", 768, _MAX_FRAMES) if is_capped else None,
+        ),
         patch_size=table.integer("patch_size", 16, MAX_SIDE),
         merge=table.integer("merge_size", 2, 64),
         group=table.integer("temporal_patch_size", 2, 16),
-        markup=VideoMarkup(begin + token + end, begin, token, end),
+        markup=VideoMarkup(begin + token + end, begin, token, end, "", "seconds"),
         resampling=read_resampling(table, "bicubic"),
         normalization=read_normalization(table, (0.5,) * 3, (0.5,) * 3),
         token_id=model.integer("video_token_id", None, 1 << 22),
     )
+
+
+def _budgets(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
+    """Read the preprocessing of Gemma 4, whose frames are images of a smaller budget."""
+    merge = table.integer("pooling_kernel_size", 3, 64)
+    token = token_text(tokens, "video_token", "<|video|>")
+    begin, end = token_text(tokens, "boi_token", "<|image>"), token_text(tokens, "eoi_token", "<image|>")
+    return VideoProcessorConfig(
+        sampling=_sampling(table, None, has_last=False),
+        sizes=BudgetSizes(table.integer("max_soft_tokens", 70, 1 << 14) * merge**2),
+        patch_size=table.integer("patch_size", 16, MAX_SIDE),
+        merge=merge,
+        group=1,
+        markup=VideoMarkup(token, begin, token, end, " ", "clock"),
+        resampling=read_resampling(table, "bicubic"),
+        normalization=read_normalization(table, (0.0,) * 3, (1.0,) * 3),
+        token_id=model.integer("video_token_id", None, 1 << 22),
+    )
+
+
+def _sampling(table: Table, fps: float | None, *, has_last: bool) -> FrameSampling:
+    """Read which frames are taken. fps: the default; None: a number of frames is taken, 32 by default."""
+    is_counted = "num_frames" in table.values
+    if is_counted and "fps" in table.values:
+        raise table.error("num_frames", "nothing beside fps")
+    is_counted |= fps is None and "fps" not in table.values
+    return FrameSampling(
+        num_frames=table.integer("num_frames", 32, _MAX_FRAMES) if is_counted else None,
+        fps=table.number("fps", fps or 1.0),
+        min_frames=table.integer("min_frames", 4 if has_last else 1, _MAX_FRAMES),
+        max_frames=table.integer("max_frames", 768 if has_last else _MAX_FRAMES, _MAX_FRAMES),
+        has_last=has_last,
+    )
+
+
+_READERS: Final[Mapping[tuple[Any, Any], Callable[[Table, Table, Mapping[str, Any]], VideoProcessorConfig]]] = {
+    ("Qwen3VLVideoProcessor", "qwen3_vl"): _areas,
+    ("Qwen3VLVideoProcessor", "qwen3_vl_moe"): _areas,
+    ("Qwen3VLVideoProcessor", "qwen3_5"): _areas,
+    ("Qwen3VLVideoProcessor", "qwen3_5_moe"): _areas,
+    ("Gemma4VideoProcessor", "gemma4"): _budgets,
+}
+"""By `video_processor_type` and `model_type`: prompts of models that share a processor may differ."""

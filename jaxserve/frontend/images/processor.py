@@ -158,7 +158,7 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
         case CentralSquare() as sizes:
             return (0, 0), [_central_square(image, sizes, config.resampling)]
         case BudgetSizes() as sizes:
-            size = _budget_size(image.height, image.width, config, sizes.max_patches)
+            size = budget_size(image.height, image.width, config.patch_size, config.merge, sizes.max_patches)
         case LimitedSides(longest):
             size = _limited_size(image.height, image.width, config.patch_size * config.merge, longest)
         case NearestBlocks(most):
@@ -202,14 +202,14 @@ def _enlarged(height: int, width: int, factor: int, rule: Enlargement) -> tuple[
     return height, width
 
 
-def _budget_size(height: int, width: int, config: ImageProcessorConfig, max_patches: int) -> tuple[int, int]:
+def budget_size(height: int, width: int, patch: int, merge: int, max_patches: int) -> tuple[int, int]:
     """Return multiples of a block's side in the image's proportions, as large as `max_patches` patches allow."""
-    patch, block = config.patch_size, config.patch_size * config.merge
+    block = patch * merge
     factor = math.sqrt(max_patches * patch**2 / (height * width))
     new_height, new_width = (math.floor(factor * side / block) * block for side in (height, width))
     if not new_height and not new_width:
         raise InvalidRequestError(f"The image has {width} x {height} pixels; {max_patches} patches cannot show it.")
-    longest = max_patches // config.merge**2 * block
+    longest = max_patches // merge**2 * block
     if not new_height:
         return block, min(width // height * block, longest)
     if not new_width:

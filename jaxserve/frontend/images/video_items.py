@@ -1,6 +1,6 @@
 """From a video to encoder items and a text: the frames that are taken, their size, and the time of each group of them.
 
-Frames, sizes and times are those of transformers' `Qwen3VLVideoProcessor`. Its frames are resized by torchvision, these by Pillow, which
+Frames, sizes and times are those of transformers' processors. Their frames are resized by torchvision, these by Pillow, which
 differs by 1 / 255 in a few pixels.
 """
 
@@ -15,11 +15,11 @@ from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.prepared import prepared_item
-from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, bounded_size, cut_patches
+from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, bounded_size, budget_size, cut_patches
 from jaxserve.frontend.images.protocol import PreparedImage
 from jaxserve.frontend.images.resize import resize
 from jaxserve.frontend.images.video import Video, decode_video
-from jaxserve.model_config.images import AreaSizes, VideoProcessorConfig
+from jaxserve.model_config.images import AreaSizes, BudgetSizes, FrameSampling, VideoMarkup, VideoProcessorConfig
 
 
 def load_video_preparer(path: Path, max_patches: int) -> Callable[[bytes, int], PreparedImage]:
@@ -32,7 +32,7 @@ def load_video_preparer(path: Path, max_patches: int) -> Callable[[bytes, int], 
         raise CheckpointError(f"{path}: no video_preprocessor_config.json, which says how videos are prepared")
 
     def prepare(data: bytes, max_pixels: int) -> PreparedImage:
-        video = decode_video(data, lambda count, rate: chosen_frames(count, rate, config), max_pixels)
+        video = decode_video(data, lambda count, rate: chosen_frames(count, rate, config.sampling), max_pixels)
         try:
             processed = process_video(video, config, max_patches)
         except RequestError as error:
@@ -42,12 +42,15 @@ def load_video_preparer(path: Path, max_patches: int) -> Callable[[bytes, int], 
     return prepare
 
 
-def chosen_frames(count: int, rate: float, config: VideoProcessorConfig) -> np.ndarray:
+def chosen_frames(count: int, rate: float, sampling: FrameSampling) -> np.ndarray:
     """Return the numbers of the frames that the model sees, int64 (frames,), of `count`, `rate` in a second."""
-    wanted = config.num_frames
+    wanted = sampling.num_frames
     if wanted is None:
-        wanted = min(max(int(count / rate * config.fps), config.min_frames), config.max_frames)
-    return np.linspace(0, count - 1, min(wanted, count)).round().astype(np.int64)
+        wanted = min(max(int(count / rate * sampling.fps), sampling.min_frames), sampling.max_frames)
+    wanted = min(wanted, count)
+    if sampling.has_last:
+        return np.linspace(0, count - 1, wanted).round().astype(np.int64)
+    return np.arange(wanted, dtype=np.int64) * count // wanted
 
 
 def process_video(video: Video, config: VideoProcessorConfig, max_patches: int) -> ProcessedImage:
@@ -61,27 +64,35 @@ def process_video(video: Video, config: VideoProcessorConfig, max_patches: int) 
     short = -len(frames) % config.group  # the last group repeats the last frame
     frames += [frames[-1]] * short
     seconds += [seconds[-1]] * short
-    items, text = [], ""
+    items, texts, markup = [], [], config.markup
     for first in range(0, len(frames), config.group):
         own = slice(first, first + config.group)
         item = _item([np.asarray(resize(frame, *size, config.resampling)) for frame in frames[own]], config)
-        time = (seconds[own][0] + seconds[own][-1]) / 2
-        markup = config.markup
-        text += f"<{time:.1f} seconds>{markup.begin}{markup.token * item.num_tokens}{markup.end}"
+        time = _time((seconds[own][0] + seconds[own][-1]) / 2, markup)
+        texts.append(f"{time}{markup.begin}{markup.token * item.num_tokens}{markup.end}")
         items.append(item)
-    return ProcessedImage(tuple(items), text)
+    return ProcessedImage(tuple(items), markup.separator.join(texts))
+
+
+def _time(seconds: float, markup: VideoMarkup) -> str:
+    if markup.time == "clock":
+        return f"{int(seconds // 60):02d}:{int(seconds % 60):02d} "
+    return f"<{seconds:.1f} seconds>"
 
 
 def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfig, max_patches: int) -> tuple[int, int]:
     """Return height and width of each frame in pixels."""
-    factor, most = config.patch_size * config.merge, config.max_pixels
-    if config.most_frame_tokens is not None:
-        share = min(config.most_frame_tokens * factor**2, config.max_pixels // count)
-        most = max(share, int(config.min_pixels * 1.05)) * count
+    sizes, factor = config.sizes, config.patch_size * config.merge
+    if isinstance(sizes, BudgetSizes):
+        return budget_size(height, width, config.patch_size, config.merge, min(sizes.max_patches, max_patches))
+    most = sizes.max_pixels
+    if sizes.most_frame_tokens is not None:
+        share = min(sizes.most_frame_tokens * factor**2, sizes.max_pixels // count)
+        most = max(share, int(sizes.min_pixels * 1.05)) * count
     most = min(most, count * max_patches * config.patch_size**2)
     compared = max(round(count / config.group), 1) * config.group
-    sizes = AreaSizes(min(config.min_pixels, most), most, count, enlargement="both", compared_frames=compared)
-    return bounded_size(height, width, factor, sizes)
+    area = AreaSizes(min(sizes.min_pixels, most), most, count, enlargement="both", compared_frames=compared)
+    return bounded_size(height, width, factor, area)
 
 
 def _item(frames: list[np.ndarray], config: VideoProcessorConfig) -> EncoderItem:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.preprocessing.videos import has_decoder, read_video_processor
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.vision_names import VISION
@@ -52,24 +53,26 @@ def with_served_images(
 
 
 def _with_videos(settings: ImagesConfig, vision: VisionConfig, path: Path, mmproj: Path | None) -> VisionConfig:
-    """Return the tower with the frames of videos in its patches; unchanged if videos are not served.
+    """Return the tower as it is with videos; unchanged if they are not served.
 
     Raises CheckpointError if a setting asks for videos that cannot be served.
     """
     processor = None if mmproj is not None else read_video_processor(path)
-    if processor is None or vision.num_frames is None or vision.patches != "convolution":
+    images = read_image_processor(path, mmproj)
+    group = vision.num_frames or 1
+    if processor is None or images is None or (group > 1 and vision.patches != "convolution"):
         missing = "the model reads no videos, or not in a way that is served (docs/images.md)"
     elif not has_decoder():
         missing = "videos are decoded by PyAV: pip install 'jaxserve[video]'"
     elif (processor.group, processor.patch_size, processor.merge, processor.normalization) != (
-        vision.num_frames,
+        group,
         vision.patch_size,
         vision.merge,
-        vision.normalization,
+        images.normalization,
     ):
         missing = "frames of videos are prepared in another way than images"
     else:
-        return replace(vision, patch_frames=vision.num_frames)
+        return replace(vision, has_videos=True)
     if settings.asks_for_videos:
         raise CheckpointError(f"{path}: {missing}")
     if processor is not None:
