@@ -178,15 +178,22 @@ def _entry(
 
 
 def _entries(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
-    """Return the entries of a mapping, after those that `<<` merges into it and that are not its own."""
-    own = [(key, value) for key, value in node.value if key.tag != _MERGE]
+    """Return the entries of a mapping, after those that `<<` merges into it and that are not its own.
+
+    Keys that are no texts are left out: loading the file reports them.
+    """
+    own = [(key, value) for key, value in node.value if key.tag != _MERGE and isinstance(key, yaml.ScalarNode)]
     merged = yaml.MappingNode(node.tag, [(key, value) for key, value in node.value if key.tag == _MERGE])
     try:
         yaml.SafeLoader("").flatten_mapping(merged)
     except yaml.YAMLError:  # the merge key stays, as an unknown one
-        return list(node.value)
+        return [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
     names = {key.value for key, _ in own}
-    others = {key.value: (key, value) for key, value in merged.value if key.value not in names}
+    others = {
+        key.value: (key, value)
+        for key, value in merged.value
+        if isinstance(key, yaml.ScalarNode) and key.value not in names
+    }
     return [*others.values(), *own]
 
 

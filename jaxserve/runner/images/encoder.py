@@ -84,7 +84,6 @@ class ImageShape:
     tile_patches: int = 0
     """Patches of a tile, if an image may have several; 0: images have none."""
     has_videos: bool = False
-    num_channels: int = 3
     num_frames: int = 1
     """Frames of a patch; those of an image are equal, and it comes with one of them."""
 
@@ -147,7 +146,6 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
         num_sources=vision.num_sources,
         tile_patches=vision.tile_patches,
         has_videos=vision.has_videos,
-        num_channels=vision.num_channels,
         num_frames=vision.patch_frames,
     )
     smallest, row_bytes = shape.rows_of(buckets[-1]), vision.row_width * itemsize
@@ -366,11 +364,7 @@ def framed(patches: np.ndarray, shape: ImageShape) -> np.ndarray:
     """Return patches with all frames, those of an image again and again. patches: uint8 (P, F), of an image fewer values."""
     if patches.shape[1] == shape.patch_bytes:
         return patches
-    return (
-        patches.reshape(len(patches), shape.num_channels, 1, -1)
-        .repeat(shape.num_frames, axis=2)
-        .reshape(len(patches), -1)
-    )
+    return np.tile(patches.reshape(len(patches), 3, 1, -1), (1, 1, shape.num_frames, 1)).reshape(len(patches), -1)
 
 
 def placed_sources(sources: np.ndarray, first: int, count: int, num_outputs: int) -> np.ndarray:

@@ -60,7 +60,11 @@ def _with_videos(settings: ImagesConfig, vision: VisionConfig, path: Path, mmpro
     processor = None if mmproj is not None else read_video_processor(path)
     images = read_image_processor(path, mmproj)
     group = vision.num_frames or 1
-    if processor is None or images is None or (group > 1 and vision.patches != "convolution"):
+    if (
+        processor is None
+        or images is None
+        or (group > 1 and (vision.patches, vision.num_channels) != ("convolution", 3))
+    ):
         missing = "the model reads no videos, or not in a way that is served (docs/images.md)"
     elif not has_decoder():
         missing = "videos are decoded by PyAV: pip install 'jaxserve[video]'"

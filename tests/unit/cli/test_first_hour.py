@@ -90,6 +90,14 @@ def test_check_names_line_key_and_suggestion(tmp_path: Path, text: str, mistakes
     assert all(one.startswith(f"{file}:{expected}") for one, expected in zip(found, mistakes, strict=True)), found
 
 
+@pytest.mark.parametrize("text", ["{[a]: 1}", "port: 1\n? {a: b}\n: 2\n"])
+def test_check_names_keys_that_are_no_texts(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    (only,) = file_mistakes(file)
+    assert "found unhashable key" in only
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
