@@ -60,6 +60,34 @@ _DEEPSEEK_V3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*" + _LINES
 )
 
+_AFMOE_SCRIPTS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff"
+    "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_DIGITS_FROM_THE_END = r"\d{1,3}(?=(?:\d{3})*\b)"
+_AFMOE = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    + _LINES
+)
+_EXAONE_MOE = (
+    _CONTRACTION
+    + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_YOUTU_SCRIPTS = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    f"|[\u3105-\u312f]+|{_HAN_OR_KANA}"
+)
+_YOUTU = _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER_NOT_HAN, _LOWER_NOT_HAN = (letters[:-1] + r"&&[^\p{Han}]]" for letters in (_UPPER, _LOWER))
+_KIMI_K2 = (
+    rf"\p{{Han}}+|{_BEFORE_WORD}{_UPPER_NOT_HAN}*{_LOWER_NOT_HAN}+{_CONTRACTION}?"
+    rf"|{_BEFORE_WORD}{_UPPER_NOT_HAN}+{_LOWER_NOT_HAN}*{_CONTRACTION}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+) + _LINES
+_JAIS2 = _LLAMA3.removesuffix(_LINES) + (
+    r"|\s*[\r\n]+|" + "|".join(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s{1}"
+)
+
 _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("default",),
     PreTokenizer((_GPT2,)): (
@@ -117,6 +145,12 @@ _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")): ("deepseek-coder",),
     PreTokenizer((r"\p{N}{1,3}", _HAN_OR_KANA, _DEEPSEEK_V3)): ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
     PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")): ("falcon",),
+    PreTokenizer((_DIGITS_FROM_THE_END, _AFMOE_SCRIPTS, _AFMOE)): ("afmoe",),
+    PreTokenizer((_EXAONE_MOE,)): ("exaone-moe",),
+    PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignores_merges=True): ("youtu",),
+    PreTokenizer((_KIMI_K2,)): ("kimi-k2",),
+    PreTokenizer((_JAIS2,)): ("jais-2",),
+    PreTokenizer((_DIGITS_FROM_THE_END, _GPT4O)): ("tiny_aya",),
 }
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(

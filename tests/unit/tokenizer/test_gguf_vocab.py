@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import pre_tokenizers
 
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.gguf_vocab import read_gguf_eos_token_ids, read_gguf_tokenizer
@@ -21,11 +23,22 @@ CORPUS: list[str] = GOLDEN["corpus"]
 BYTE_LEVEL = VOCABS["byte_level"]
 SENTENCEPIECE = VOCABS["sentencepiece"]
 
-# llama.cpp approximates two things that the models' own expressions say exactly: upper and lower case beyond ASCII
-# with combining marks (tekken, gpt-4o), and white space beyond ASCII inside a range (deepseek).
+# llama.cpp approximates what the models' own expressions say exactly: upper and lower case beyond ASCII
+# with combining marks (tekken, gpt-4o), white space beyond ASCII inside a range (deepseek), words of letters in both cases
+# (kimi-k2, youtu, tiny_aya), and digits before letters, which afmoe and tiny_aya leave whole.
 CASE = ["café naïve Ångström ŒUVRE straße ÇA", "cafe\u0301 a\u0308o\u0308 x\u0332y", "नमस्ते दुनिया", "สวัสดีชาวโลก"]
 SPACES = ["tabs\t\tand\u00a0nbsp\u2003em\u3000ideographic"]
+CAMEL_CASE = ["camelCaseWord PascalCase SCREAMING_CASE HTTPServer iOS"]
+DIGITS = [
+    "12 1234567890 3.14159 -273.15 1,000,000 v1.2.3 0xFF 2e10",
+    "year2024month12",
+    "<s>[INST] hi [/INST]</s> <unk> <0x0A>",
+]
 APPROXIMATED = {
+    "afmoe": DIGITS,
+    "tiny_aya": ["year2024month12", *CAMEL_CASE],
+    "youtu": CAMEL_CASE,
+    "kimi-k2": [*CASE[1:], *CAMEL_CASE],
     "tekken": CASE,
     "gpt-4o": CASE,
     "llama4": CASE,
@@ -91,6 +104,15 @@ def test_pre_tokenizer_gives_the_ids_of_llama_cpp(name: str) -> None:
 
 def test_every_pre_tokenizer_name_is_in_the_golden() -> None:
     assert {name for group in GOLDEN["pre"] for name in group["names"]} == set(PRE_TOKENIZERS)
+
+
+def test_words_of_kimi_end_where_their_case_changes() -> None:
+    words = {"kimi-k2": ["camel", "Case", "Word"], "youtu": ["camel", "Case", "Word"], "gpt-2": ["camelCaseWord"]}
+    for name, expected in words.items():
+        steps = PRE_TOKENIZERS[name].steps
+        splits = [pre_tokenizers.Split(tokenizers.Regex(step), "isolated") for step in steps]
+        found = pre_tokenizers.Sequence(splits).pre_tokenize_str("camelCaseWord")
+        assert [word for word, _ in found] == expected
 
 
 def test_upper_case_beyond_ascii_belongs_to_its_word() -> None:
