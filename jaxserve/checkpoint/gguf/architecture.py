@@ -14,6 +14,7 @@ from jaxserve.checkpoint.gguf.file import GGUFFile
 from jaxserve.errors import CheckpointError, shown
 
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
+HEADS: Final = "attention.head_count"
 KV_HEADS: Final = "attention.head_count_kv"
 WINDOW: Final = "attention.sliding_window"
 CLIP: Final = "attention.clamp_kqv"
@@ -202,7 +203,7 @@ class GGUFArchitecture:
     """True if `attention.head_count_kv` is a list in which recurrent layers have 0, and the width of feed-forward blocks may be
     one, too: see gguf/mixers.py."""
     varies_by_layer: bool = False
-    """True if the KV heads, the width of feed-forward blocks and rope may differ between layers: `config` reads them, see
+    """True if heads, KV heads, the width of feed-forward blocks and rope may differ between layers: `config` reads them, see
     gguf/per_layer.py."""
     has_own_rope_factors: bool = False
     """True if `config` reads the factors of rope's frequencies (`rope_freqs.weight`); others are those of Llama 3."""

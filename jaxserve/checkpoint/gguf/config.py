@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import (
+    HEADS,
     KV_HEADS,
     LOG_MULTIPLIER,
     LONG_DIVISORS,
@@ -28,10 +29,10 @@ from jaxserve.checkpoint.gguf.per_layer import by_layer
 from jaxserve.errors import CheckpointError, shown
 
 _EMBEDDING = "token_embd.weight"
-_LLAMA3_LOW, _LLAMA3_ORIGINAL = 1.0, 8192
-_LLAMA3_HIGHS = (4.0, 1.0)
-"""Parameters of every published Llama 3.x and, with the other high one, Llama 4: the file keeps the resulting factors, not
-the formula."""
+_LLAMA3_LOW = 1.0
+_LLAMA3_FORMS = ((4.0, 8192), (32.0, 131_072), (1.0, 8192))
+"""High parameters and original lengths of every published Llama 3.x, of Step 3.5 and of Llama 4: the file keeps the resulting
+factors, not the formula."""
 
 _YARN_KEYS_WITHOUT_HF_MEANING = (
     "rope.scaling.attn_factor",
@@ -132,7 +133,7 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
 
 def _attention_config(keys: GGUFKeys, architecture: GGUFArchitecture, hidden_size: int) -> dict[str, Any]:
     """Return the keys of `config.json` for heads, rope, biases and the width of feed-forward blocks."""
-    num_heads = keys.integer("attention.head_count")
+    num_heads = _of_all_layers(keys, HEADS, architecture)
     if architecture.has_latent_attention:
         head_dim = keys.integer("rope.dimension_count")
     else:
@@ -168,7 +169,7 @@ def _num_layers(keys: GGUFKeys) -> int:
 
 
 def _of_all_layers(keys: GGUFKeys, key: str, architecture: GGUFArchitecture, default: int | None = None) -> int:
-    """Return a number, here of KV heads or of the width of feed-forward blocks, which all layers share that have any; that of the
+    """Return a number, here of heads, of KV heads or of the width of feed-forward blocks, which all layers share that have any; that of the
     first layer if they may differ."""
     counts = keys.get(key)
     if architecture.varies_by_layer and isinstance(counts, list):
@@ -322,8 +323,8 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
         )
     if (stored == 1.0).all():
         return None
-    for high in _LLAMA3_HIGHS:
-        smooth = _llama3_smoothness(head_dim, theta, high)
+    for high, original in _LLAMA3_FORMS:
+        smooth = _llama3_smoothness(head_dim, theta, high, original)
         with np.errstate(all="ignore"):
             factor = float(f"{(1.0 - smooth[-1]) / (1.0 / stored[-1] - smooth[-1]):.5g}")  # float32 noise rounded off
             expected = 1.0 / ((1.0 - smooth) / factor + smooth)
@@ -333,18 +334,18 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
                 "factor": factor,
                 "low_freq_factor": _LLAMA3_LOW,
                 "high_freq_factor": high,
-                "original_max_position_embeddings": _LLAMA3_ORIGINAL,
+                "original_max_position_embeddings": original,
             }
     raise CheckpointError(
-        f"{file.path}: tensor '{ROPE_FACTORS}': expected the factors of Llama 3 or 4 (low 1, high 4 or 1, original 8192), "
-        f"found others, from {stored.min():g} to {stored.max():g}"
+        f"{file.path}: tensor '{ROPE_FACTORS}': expected the factors of Llama 3 or 4 (low 1, high 4 or 1, original 8192) "
+        f"or Step 3.5 (high 32, original 131072), found others, from {stored.min():g} to {stored.max():g}"
     )
 
 
-def _llama3_smoothness(head_dim: int, theta: float, high: float) -> np.ndarray:
+def _llama3_smoothness(head_dim: int, theta: float, high: float, original: int) -> np.ndarray:
     """Return 1 for a frequency that is kept (fast), 0 for one divided by the whole factor (slow), between for others."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    turns = _LLAMA3_ORIGINAL / wavelengths
+    turns = original / wavelengths
     if high == _LLAMA3_LOW:
         return (turns > high).astype(np.float64)
     smooth: np.ndarray = np.clip((turns - _LLAMA3_LOW) / (high - _LLAMA3_LOW), 0.0, 1.0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from jaxserve.checkpoint.gguf.architecture import GGUFKeys, dense_layers, no_window
+from jaxserve.checkpoint.gguf.latent import TENSOR_NAMES, latent_config
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.latent import IndexerConfig
 from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
@@ -15,6 +19,34 @@ _SIZES: Final = ("index_topk", "index_n_heads", "index_head_dim")
 _KINDS: Final = {"indexed_attention", "deepseek_sparse_attention"}
 """Names of layers with an indexer, or that take what an earlier one has chosen."""
 _LETTERS: Final = {"F": "full", "S": "shared"}
+
+
+GGUF_NAMES: Final[Mapping[str, str]] = {
+    **TENSOR_NAMES,
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+}
+"""Names of a layer's parts by llama.cpp's."""
+
+
+def gguf_indexer_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of `config.json` for latent attention, indexers and experts. Layers whose indexer has no tensors take the
+    choices of an earlier one."""
+    check_gating(keys, SIGMOID)
+    layers, dense = range(config["num_hidden_layers"]), dense_layers(keys, config)
+    has_indexer = [f"blk.{layer}.indexer.attn_k.weight" in keys.file.tensors for layer in layers]
+    return {
+        **no_window(keys, config),
+        **latent_config(keys, config),
+        **router_config(keys, config),
+        "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in layers],
+        "index_n_heads": keys.integer("attention.indexer.head_count"),
+        "index_head_dim": keys.integer("attention.indexer.key_length"),
+        "index_topk": keys.integer("attention.indexer.top_k"),
+        "indexer_types": ["full" if is_full else "shared" for is_full in has_indexer],
+    }
 
 
 def without_indexer(keys: Keys) -> Keys:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import deepseek_v3
 from jaxserve.models.families._common import MAX_LAYERS, full_layers, num_layers
 from jaxserve.models.families._experts import dense_or_sparse, with_sigmoid_router
-from jaxserve.models.families._indexer import with_indexer, without_indexer
+from jaxserve.models.families._indexer import GGUF_NAMES, gguf_indexer_config, with_indexer, without_indexer
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._latent import latent_decoder, read_deepseek_experts
 
@@ -35,4 +37,24 @@ def dense_attention(keys: Keys) -> DecoderConfig:
     return latent_decoder(keys, dense_or_sparse(keys, full_layers(keys), experts))
 
 
-FAMILY = Family(("DeepseekV32ForCausalLM",), decoder_config, mtp_names="layer")
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of latent attention, indexers and experts; raise CheckpointError if a layer has no indexer."""
+    found = gguf_indexer_config(keys, config)
+    if "shared" in found["indexer_types"]:
+        layer = found["indexer_types"].index("shared")
+        keys.fail("block_count", f"layers that have an indexer each; layer {layer} has none", keys.get("block_count"))
+    return found
+
+
+FAMILY = Family(
+    ("DeepseekV32ForCausalLM",),
+    decoder_config,
+    mtp_names="layer",
+    gguf=GGUFArchitecture(
+        "deepseek32",
+        has_latent_attention=True,
+        tensor_names=GGUF_NAMES,
+        experts="required",
+        config=_gguf_config,
+    ),
+)

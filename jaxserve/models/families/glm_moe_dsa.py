@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import deepseek_v32
-from jaxserve.models.families._indexer import indexer_kinds, with_indexer
+from jaxserve.models.families._indexer import GGUF_NAMES, gguf_indexer_config, indexer_kinds, with_indexer
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -38,4 +39,15 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return with_indexer(keys, config, has_adjacent_pairs=True, kinds=kinds)
 
 
-FAMILY = Family(("GlmMoeDsaForCausalLM",), decoder_config, mtp_names="layer")
+FAMILY = Family(
+    ("GlmMoeDsaForCausalLM",),
+    decoder_config,
+    mtp_names="layer",
+    gguf=GGUFArchitecture(
+        "glm-dsa",
+        has_latent_attention=True,
+        tensor_names=GGUF_NAMES,
+        experts="required",
+        config=gguf_indexer_config,
+    ),
+)

@@ -78,7 +78,8 @@ def _with_whole_rope(keys: Keys) -> Keys:
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of latent attention, the router's keys, and the factor on queries, which files may lack: then it is 1."""
+    """Return the sizes of latent attention, the router's keys, and the factor on queries, which files may lack: then it is 1.
+    `mscale` is 1, as in llama.cpp."""
     check_gating(keys, SOFTMAX)
     found = {**no_window(keys, config), **latent_config(keys, config), **router_config(keys, config)}
     scaling = found.pop("rope_scaling", config.get("rope_scaling")) or {}
@@ -89,7 +90,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     if keys.get(length) not in (None, original):
         keys.fail(length, f"the original context length {original} or none", keys.get(length))
     beta = keys.number(factor) if keys.get(factor) else 0
-    table = {**scaling, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": beta}
+    table = {**scaling, "mscale": 1.0, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": beta}
     return found | {"rope_scaling": None, "rope_parameters": table}
 
 

@@ -7,6 +7,19 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import (
+    HEADS,
+    KV_HEADS,
+    SLIDING_THETA,
+    WINDOW,
+    GGUFArchitecture,
+    GGUFKeys,
+    decimal,
+    dense_layers,
+    layer_types,
+)
+from jaxserve.checkpoint.gguf.per_layer import by_layer
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating
 from jaxserve.checkpoint.renamed import with_our_keys
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
@@ -213,6 +226,55 @@ def _limit(keys: Keys, name: str, index: int) -> float | None:
     return Keys({name: limit}, keys.prefix).number(name) if limit else None
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of windows, heads, rope, experts and bounds. Half of a head rotates in layers with full attention."""
+    check_gating(keys, SIGMOID)
+    count, dense = config["num_hidden_layers"], dense_layers(keys, config)
+    kinds = layer_types(keys, config, 1)
+    kv_heads = by_layer(keys, KV_HEADS, count)
+    if len({*kv_heads}) > 1:
+        keys.fail(KV_HEADS, "one number for all layers", kv_heads)
+    full, sliding = (_gguf_heads(keys, kinds, kind) for kind in ("full_attention", "sliding_attention"))
+    plain = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    return {
+        "num_attention_heads": full or sliding,
+        "num_sliding_attention_heads": sliding,
+        "layer_types": kinds,
+        "sliding_window": keys.integer(WINDOW),
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {**plain, **(config.get("rope_scaling") or {}), "partial_rotary_factor": 0.5},
+            "sliding_attention": {**plain, "rope_theta": keys.number(SLIDING_THETA, config["rope_theta"])},
+        },
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "share_expert_dim": keys.integer("expert_shared_feed_forward_length"),
+        "moe_router_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "norm_expert_weight": keys.flag("expert_weights_norm"),
+        "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in range(count)],
+        "swiglu_limits": _gguf_limits(keys, "swiglu_clamp_exp", count),
+        "swiglu_limits_shared": _gguf_limits(keys, "swiglu_clamp_shexp", count),
+    }
+
+
+def _gguf_heads(keys: GGUFKeys, kinds: list[str], kind: str) -> int | None:
+    """Return the query heads of a kind of layers, which all have as many; None if there is none of the kind."""
+    counts = by_layer(keys, HEADS, len(kinds))
+    found = {count for count, own in zip(counts, kinds, strict=True) if own == kind}
+    if len(found) > 1:
+        keys.fail(HEADS, f"one number for all layers with {kind}", counts)
+    return found.pop() if found else None
+
+
+def _gguf_limits(keys: GGUFKeys, key: str, count: int) -> list[float] | None:
+    """Return a bound for each layer, of which 0 is none; None if the file has no bounds."""
+    values = keys.get(key)
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) < count or not all(isinstance(value, float) for value in values):
+        keys.fail(key, f"a number for each of the {count} layers", values)
+    return [decimal(value) for value in values[:count]]
+
+
 FAMILY = Family(
     ("Step3p5ForCausalLM",),
     decoder_config,
@@ -227,4 +289,12 @@ FAMILY = Family(
         "g_proj": "gate_proj",
     },
     stacked_experts="halves",
+    gguf=GGUFArchitecture(
+        "step35",
+        varies_by_layer=True,
+        norm_offset=1.0,
+        tensor_names={"attn_gate": "self_attn.gate_proj"},
+        experts="required",
+        config=_gguf_config,
+    ),
 )

@@ -29,7 +29,7 @@ from tests.unit.checkpoint.gguf_families import (
 Config = Mapping[str, Any]
 Tensors = dict[str, np.ndarray]
 _SUFFIXES: Final = (".weight", ".bias")
-_BIASES: Final = {"dt": "dt_proj.bias", "mlp.expert": "mlp.expert_bias.bias"}
+_BIASES: Final = {"dt": "dt_proj.bias", "mlp.expert": "mlp.expert_bias.bias", "moe.router": "moe.router_bias.bias"}
 _BARE: Final = ("layer_scalar", "_scale")
 _FIRST_KEYS: Final = {
     "context_length": ("max_position_embeddings",),
@@ -52,6 +52,7 @@ class Conversion:
     """The converter's treatment of one architecture."""
 
     architecture: gguf.MODEL_ARCH
+    """Its map has the names of tensors."""
     keys: Callable[[Config], dict[str, Any]] = lambda hf: {}
     change: Callable[[str, np.ndarray, Config], np.ndarray] = lambda name, tensor, hf: tensor
     """Return a tensor as it is stored, by its Hugging Face name."""
@@ -59,6 +60,8 @@ class Conversion:
     """Return all tensors with others in the place of some."""
     factors: Callable[[Config], np.ndarray] | None = None
     """Return what rope's frequencies are divided by, which is a tensor of the file."""
+    name: str | None = None
+    """`general.architecture`, if the gguf package has none; None: that of `architecture`."""
     stored_names: Mapping[str, str] = field(default_factory=dict)
     """Names of parts of a layer in the file, by Hugging Face's, that the converter writes without the map of the gguf package."""
 
@@ -72,8 +75,9 @@ def rope_table(hf: Config) -> Mapping[str, Any]:
 def rope_keys(hf: Config) -> dict[str, Any]:
     """Return the keys of every file for rope: the base, and yarn's scaling."""
     table = rope_table(hf)
-    keys = {"rope.freq_base": float(table.get("rope_theta") or hf.get("rope_theta", 10_000.0))}
-    if table.get("rope_type") != "yarn":
+    theta = table.get("rope_theta") or hf.get("rope_theta", 10_000.0)
+    keys = {"rope.freq_base": theta if isinstance(theta, list) else float(theta)}  # or a list by layer, of Step 3.5
+    if table.get("rope_type", table.get("type")) != "yarn":
         return keys
     names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
     names |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
@@ -552,7 +556,59 @@ def mimo2_keys(hf: Config) -> dict[str, Any]:
     }
 
 
+def sparse_attention_keys(hf: Config) -> dict[str, Any]:
+    return (
+        router_keys(hf)
+        | latent_keys(hf)
+        | {
+            "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+            "attention.indexer.head_count": hf["index_n_heads"],
+            "attention.indexer.key_length": hf["index_head_dim"],
+            "attention.indexer.top_k": hf["index_topk"],
+            "rope.scaling.yarn_log_multiplier": 0.1 * rope_table(hf).get("mscale_all_dim", 0.0) or None,
+        }
+    )
+
+
+def step3p5_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys; lists have the layer of multi-token prediction, too."""
+    kinds, other = hf["layer_types"], hf["attention_other_setting"]
+    heads = {"full_attention": hf["num_attention_heads"], "sliding_attention": other["num_attention_heads"]}
+    thetas = dict(zip(kinds, hf["rope_theta"], strict=True))
+    limits = {f"swiglu_clamp_{part}": hf[f"swiglu_limits{name}"] for part, name in (("exp", ""), ("shexp", "_shared"))}
+    return {
+        "block_count": len(kinds),
+        "nextn_predict_layers": hf["num_nextn_predict_layers"],
+        "attention.head_count": [heads[kind] for kind in kinds],
+        "attention.head_count_kv": [hf["num_attention_groups"]] * len(kinds),
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        "rope.freq_base": thetas["full_attention"],
+        "rope.freq_base_swa": thetas["sliding_attention"],
+        "expert_count": hf["moe_num_experts"],
+        "expert_used_count": hf["moe_top_k"],
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": hf["share_expert_dim"],
+        "expert_weights_scale": hf["moe_router_scaling_factor"],
+        "expert_weights_norm": True,
+        "leading_dense_block_count": 1,
+        "moe_every_n_layers": 1,
+    } | {key: [float(value or 0.0) for value in values] for key, values in limits.items()}
+
+
+def with_shared_divisors(hf: Config) -> np.ndarray:
+    """Return the divisors of frequencies, which the converter computes for whole heads."""
+    return llama3_divisors({**hf, "rope_theta": hf["rope_theta"][0]})
+
+
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    "GlmMoeDsaForCausalLM": Conversion(gguf.MODEL_ARCH.GLM_DSA, sparse_attention_keys, prepare=with_absorbed_latents),
+    "DeepseekV32ForCausalLM": Conversion(
+        gguf.MODEL_ARCH.GLM_DSA, sparse_attention_keys, prepare=with_absorbed_latents, name="deepseek32"
+    ),
+    "Step3p5ForCausalLM": Conversion(
+        gguf.MODEL_ARCH.STEP35, step3p5_keys, with_unit_norms, factors=with_shared_divisors
+    ),
     "KimiLinearForCausalLM": Conversion(
         gguf.MODEL_ARCH.KIMI_LINEAR, kimi_linear_keys, as_kimi_is_stored, prepare=with_absorbed_latents
     ),
@@ -632,7 +688,7 @@ def converted(path: Path, folder: Path, hf: Config, kind: str = "F32", **more: A
     """Write the checkpoint of a folder as a GGUF file. hf: its config, perhaps with what a file can hold. kind: type of the matrices
     of experts. more: further keys, or None for those to leave out, with `__` for a dot."""
     conversion = CONVERSIONS[hf["architectures"][0]]
-    name = gguf.MODEL_ARCH_NAMES[conversion.architecture]
+    name = conversion.name or gguf.MODEL_ARCH_NAMES[conversion.architecture]
     found = {
         key: next((hf[own] for own in names if hf.get(own) is not None), None) for key, names in _FIRST_KEYS.items()
     }
@@ -671,5 +727,5 @@ def with_suffix(name: str) -> str:
     name = re.sub(r"attention_sink_bias$", "attention_sink_bias.weight", name)
     if name.endswith(_BARE) or (".experts." in name and not name.endswith(_SUFFIXES)):
         return f"{name}.weight"
-    name = re.sub(r"(dt|mlp\.expert)_bias$", lambda match: _BIASES[match[1]], name)
+    name = re.sub(r"(dt|mlp\.expert|moe\.router)_bias$", lambda match: _BIASES[match[1]], name)
     return re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)

@@ -24,17 +24,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-MISTRAL4_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 4.0,
-    "beta_slow": 1.0,
-    "mscale": 0.3,
-    "mscale_all_dim": 0.3,
-    "llama_4_scaling_beta": 0.2,
-}
 IN_A_FILE: dict[str, dict[str, Any]] = {
     "exaone4_tiny": {"rope_scaling": LLAMA3},
     "apertus_tiny": {"rope_parameters": LLAMA3 | {"rope_theta": 10_000.0}},
@@ -69,8 +58,16 @@ IN_A_FILE: dict[str, dict[str, Any]] = {
         "num_expert_group": 1,
         "topk_group": 1,
     },
-    "mistral4_tiny": {"rope_parameters": MISTRAL4_ROPE},
-    "mistral4_odd_tiny": {"rope_parameters": MISTRAL4_ROPE, "rope_interleave": True},
+    "step3p5_tiny": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 2.0,
+            "high_freq_factor": 32.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 131_072,
+        }
+    },
+    "mistral4_odd_tiny": {"rope_interleave": True},
     "mimo_v2_flash_tiny": {"routed_scaling_factor": 1.0},
     "falcon_mamba_odd_tiny": {"max_position_embeddings": 1 << 15, "mixer_rms_eps": 1e-6},
     "dbrx_odd_tiny": {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 1}},
@@ -96,6 +93,9 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
 @pytest.mark.parametrize(
     "name",
     [
+        "step3p5_tiny",
+        "glm_moe_dsa_tiny",
+        "deepseek_v32_tiny",
         "kimi_linear_tiny",
         "kimi_linear_odd_tiny",
         "mistral4_tiny",
@@ -415,6 +415,26 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             "mimo_v2_flash_tiny",
             {"attention__head_count_kv": [1, 1, 2, 2, 2, 2]},
             "key 'mimo2.attention.head_count_kv': expected one number for layers with full attention, and twice",
+        ),
+        (
+            "step3p5_tiny",
+            {"attention__head_count": [4, 6, 4, 4]},
+            "key 'step35.attention.head_count': expected one number for all layers with sliding_attention, found [4, 6, 4]",
+        ),
+        (
+            "step3p5_tiny",
+            {"attention__head_count_kv": [2, 1, 2, 2]},
+            "key 'step35.attention.head_count_kv': expected one number for all layers, found [2, 1, 2]",
+        ),
+        (
+            "step3p5_tiny",
+            {"swiglu_clamp_exp": [0.5]},
+            "key 'step35.swiglu_clamp_exp': expected a number for each of the 3",
+        ),
+        (
+            "glm_moe_dsa_tiny",
+            {"attention__indexer__top_k": None},
+            "key 'glm-dsa.attention.indexer.top_k': expected a whole number from 1",
         ),
         (
             "mistral4_tiny",
