@@ -14,7 +14,7 @@ from jaxserve.config import ImagesConfig
 from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, load_embeds
 from jaxserve.ipc.messages import AddRequest
 from tests.engine.model_engine import ModelEngine, request
-from tests.models.goldens import DATA, golden_checkpoint, smollm2_goldens
+from tests.models.goldens import DATA, adapter_goldens, golden_checkpoint, smollm2_goldens
 from tests.smollm2 import LIMITS
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
@@ -33,12 +33,13 @@ def rows_of(engine: ModelEngine, ids: list[int]) -> np.ndarray:
     return np.array(model.model.embed_tokens(jnp.array(ids)), np.float32)  # type: ignore[union-attr]
 
 
-def given(engine: ModelEngine, name: str, values: np.ndarray, **sampling: Any) -> AddRequest:
+def given(engine: ModelEngine, name: str, values: np.ndarray, *, adapter: int = 0, **sampling: Any) -> AddRequest:
     """A prompt of embeddings, as the API process sends it."""
     info = engine.executor.model_info
     assert info.prompt_embeds is not None
     loaded = load_embeds(EmbedsSource(values, "prompt_embeds"), info.prompt_embeds, info.max_model_len)
-    return msgspec.structs.replace(request(name, [0] * loaded.num_tokens, **sampling), prompt_embeds=loaded.parts)
+    plain = request(name, [0] * loaded.num_tokens, adapter=adapter, **sampling)
+    return msgspec.structs.replace(plain, prompt_embeds=loaded.parts)
 
 
 @pytest.fixture(
@@ -128,6 +129,30 @@ def test_tokens_equal_transformers(engine: ModelEngine) -> None:
     values = rows_of(engine, golden.prompt_ids.tolist())
     found = engine.run([given(engine, "a", values, max_tokens=len(golden.output_ids))])["a"]
     assert found.token_ids == golden.output_ids.tolist()
+
+
+def test_adapters_answer_embeddings_as_the_ids_and_share_no_pages() -> None:
+    goldens = adapter_goldens("llama3_tiny")
+    numbers = {"base": 0, "first": 1, "second": 2}
+    modules = ",".join(f"{name}={goldens[name].path}" for name in ("first", "second"))
+    engine = ModelEngine(DATA / "llama3_tiny", images=ENABLED, lora_modules=modules)
+    values = {name: rows_of(engine, list(goldens[name].prompt_ids)) for name in numbers}
+    prompt = values["base"]  # of all adapters
+    ids = list(goldens["base"].prompt_ids)
+    alone = {}
+    for name, number in numbers.items():
+        engine.restart()
+        alone[name] = engine.run([request("ids", ids, adapter=number)])["ids"].token_ids
+        found = engine.run([given(engine, "golden", values[name], adapter=number, max_tokens=32)])["golden"]
+        assert found.token_ids == goldens[name].output_ids.tolist()
+    assert len({tuple(tokens) for tokens in alone.values()}) == 3
+    engine.restart(max_num_batched_tokens=7)
+    for cached in (False, True):
+        requests = [given(engine, name, prompt, adapter=number) for name, number in numbers.items()]
+        together = engine.run(requests)
+        assert {name: found.token_ids for name, found in together.items()} == alone
+        assert {found.num_cached_tokens > 0 for found in together.values()} == {cached}
+    engine.close()
 
 
 @pytest.mark.optimized

@@ -68,6 +68,12 @@ async def test_embeddings_come_before_texts_and_all_choices_have_them(api: Api) 
     assert requests[4].prompt_token_ids == [5, 6]
 
 
+async def test_an_adapter_that_is_named_as_the_model_reaches_the_engine_with_them(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, prompt_embeds=INFO, adapters={"sql": "/adapters/sql"}) as api:
+        _, (request,) = await sent(api, [[7]], model="sql", prompt_embeds=encoded())
+    assert request.adapter == 1 and sum(part.num_tokens for part in request.prompt_embeds) == 3
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
