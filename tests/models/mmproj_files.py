@@ -210,6 +210,38 @@ def _tile_keys(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, A
     }
 
 
+def _llava_vision(name: str, array: np.ndarray, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield tensors as the converter of 2023 names them: without the layers whose outputs are not read."""
+    read = config["vision_config"]["num_hidden_layers"] + 1 + config["vision_feature_layer"]
+    layer = re.search(r"\.layers\.(\d+)\.", name)
+    if "post_layernorm" in name or (layer is not None and int(layer[1]) >= read):
+        return
+    if name == "image_newline":
+        yield "model.image_newline", array
+    elif name.startswith("multi_modal_projector."):
+        yield (
+            name.replace("multi_modal_projector.linear_1", "mm.0").replace("multi_modal_projector.linear_2", "mm.2"),
+            array,
+        )
+    else:
+        yield _tower_name(name), array
+
+
+def _llava_keys(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
+    vision = config["vision_config"]
+    keys = {
+        "projector_type": None,
+        "has_llava_projector": True,
+        "use_gelu": False,
+        "vision.projection_dim": 7,  # of the tower as a model of its own
+        "vision.block_count": vision["num_hidden_layers"] + 1 + config["vision_feature_layer"],
+        "vision.attention.layer_norm_epsilon": 1e-5,
+    }
+    if "image_grid_pinpoints" not in config:
+        return keys
+    return keys | {"vision.image_grid_pinpoints": [side for size in config["image_grid_pinpoints"] for side in size]}
+
+
 def _gemma3_text(text: dict[str, Any]) -> dict[str, Any]:
     return {
         "attention.sliding_window": text["sliding_window"],
@@ -293,6 +325,10 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         _permuted,
         _pixtral_vision,
     ),
+    **{
+        name: Conversion(gguf.MODEL_ARCH.LLAMA, "mlp", lambda text: {}, _llava_keys, _permuted, _llava_vision)
+        for name in ("llava_padded_tiny", "llava_next_tiny")
+    },
     "internvl_tiny": Conversion(
         gguf.MODEL_ARCH.QWEN2,
         gguf.VisionProjectorType.INTERNVL,
@@ -479,6 +515,7 @@ def write_mmproj(
         "vision.image_std": [float(deviation) for deviation in processor["image_std"]],
         **conversion.vision_keys(config, processor),
     }
+    keys = {key: value for key, value in keys.items() if value is not None}
     tensors: dict[str, tuple[str, np.ndarray]] = {}
     for name, array in arrays.items():
         made = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.processor import process_image
@@ -73,15 +75,25 @@ def changed(
     return write_gguf(folder / "mmproj-changed.gguf", architecture, present, tensors)
 
 
+def without_unused(decoder: DecoderConfig) -> DecoderConfig:
+    """Return the config without the names of tensors that are not read, which files do not have."""
+    assert decoder.vision is not None
+    return replace(decoder, vision=replace(decoder.vision, unused_tensors=()))
+
+
 def test_configs_and_preprocessing_equal_those_of_the_directory(pair: GGUFPair) -> None:
-    assert decoder_at(pair.text, pair.mmproj) == decoder_at(pair.source)
+    assert without_unused(decoder_at(pair.text, pair.mmproj)) == without_unused(decoder_at(pair.source))
     assert read_image_processor(pair.text, pair.mmproj) == read_image_processor(pair.source)
 
 
 def test_weights_equal_those_of_the_directory(pair: GGUFPair) -> None:
     found, expected = open_model(pair.text, pair.mmproj), open_model(pair.source)
-    assert found.tensors.keys() == expected.tensors.keys()
-    for name in expected.tensors:
+    vision = decoder_at(pair.source).vision
+    assert vision is not None
+    unused = tuple(f"{VISION}{start}" for start in vision.unused_tensors)
+    names = {name for name in expected.tensors if not name.startswith(unused)}
+    assert found.tensors.keys() == names
+    for name in names:
         own, other = (np.asarray(each.read(name), np.float32) for each in (found, expected))
         assert own.shape == tuple(found.tensors[name].shape) == other.shape, name
         np.testing.assert_allclose(
@@ -180,24 +192,47 @@ def test_files_of_old_converters_with_swapped_names_and_no_sizes_are_read(pair: 
     np.testing.assert_array_equal(np.asarray(found.read(name)), np.asarray(expected.read(name), np.float32))
 
 
-@only("gemma3_vision_tiny")
+@only("gemma3_vision_tiny", "llava_padded_tiny")
 def test_a_vocabulary_without_the_image_token_has_an_unused_one_in_its_place(pair: GGUFPair, tmp_path: Path) -> None:
     file = open_gguf(pair.text)
-    tokens = [
-        "<unused0>" if token == "<image_soft_token>" else token for token in file.metadata["tokenizer.ggml.tokens"]
-    ]
+    kinds = {"gemma3": ("<image_soft_token>", "<unused0>"), "llama": ("<image>", "<unk>")}
+    image, unused = kinds[file.metadata["general.architecture"]]
+    tokens = [unused if token == image else token for token in file.metadata["tokenizer.ggml.tokens"]]
     values = dict(file.metadata) | {"tokenizer.ggml.tokens": tokens}
     architecture = values.pop("general.architecture")
     text = write_gguf(tmp_path / "text.gguf", architecture, values, {n: ("F32", file.read(n)) for n in file.tensors})
     processor = read_image_processor(text, pair.mmproj)
-    assert processor is not None and processor.markup.token == "<unused0>"
-    assert processor.image_token_id == tokens.index("<unused0>")
-    values["tokenizer.ggml.tokens"] = [f"{token} " if token == "<unused0>" else token for token in tokens]
+    assert processor is not None and processor.markup.token == unused
+    assert processor.image_token_id == tokens.index(unused)
+    assert load_tokenizer(text).encode(unused * 2) == [tokens.index(unused)] * 2
+    values["tokenizer.ggml.tokens"] = [f"{token} " if token == unused else token for token in tokens]
     text = write_gguf(tmp_path / "none.gguf", architecture, values, {n: ("F32", file.read(n)) for n in file.tensors})
-    with pytest.raises(
-        CheckpointError, match=r"^--mmproj .*: its images need the token <image_soft_token> or <unused0>, "
-    ):
+    with pytest.raises(CheckpointError, match=rf"^--mmproj .*: its images need the token {image} or {unused}[, ]"):
         open_model(text, pair.mmproj)
+
+
+@only("llava_padded_tiny", "llava_next_tiny")
+def test_features_of_a_layer_before_the_last_one_are_read_if_the_file_says_so(pair: GGUFPair, tmp_path: Path) -> None:
+    vision = decoder_at(pair.text, changed(pair, tmp_path, clip__vision__feature_layer=[1])).vision
+    assert vision is not None and vision.num_layers == 1 and "layers.1." in vision.unused_tensors
+
+
+@only("llava_padded_tiny")
+def test_a_projector_of_llava_with_another_tower_is_refused(pair: GGUFPair, tmp_path: Path) -> None:
+    def siglip(name: str, array: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        return {} if name == "v.class_embd" else {name: ("F32", array)}
+
+    with pytest.raises(
+        CheckpointError, match=r"^--mmproj .*: tensor 'v.class_embd': expected the class token of a CLIP"
+    ):
+        open_model(pair.text, changed(pair, tmp_path, siglip))
+
+
+@only("llava_next_tiny")
+def test_sizes_of_tiles_are_pairs(pair: GGUFPair, tmp_path: Path) -> None:
+    file = changed(pair, tmp_path, clip__vision__image_grid_pinpoints=[28, 56, 28])
+    with pytest.raises(CheckpointError, match=r"image_grid_pinpoints': expected pairs of pixels, found \[28, 56, 28\]"):
+        open_model(pair.text, file)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

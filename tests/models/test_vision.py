@@ -62,6 +62,7 @@ NUM_PATCHES = {
     "granite_docling_tiny": 160,
     "granite_docling_odd_tiny": 432,
     "llava_tiny": 68,
+    "llava_padded_tiny": 51,
     "qianfan_ocr_tiny": 136,
     "qianfan_ocr_odd_tiny": 296,
     "llava_siglip_odd_tiny": 100,

@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxserve.checkpoint.gguf.architecture import GGUFKeys, split_halves
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
-from jaxserve.checkpoint.gguf.projectors import PROJECTORS, Projector
-from jaxserve.checkpoint.gguf.tower_keys import TowerKeys
+from jaxserve.checkpoint.gguf.towers.keys import TowerKeys
+from jaxserve.checkpoint.gguf.towers.projector import Projector
+from jaxserve.checkpoint.gguf.towers.table import PROJECTORS
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.vision_names import VISION, join_bounds, split_vision_qkv, without_single_axes
 from jaxserve.errors import CheckpointError, shown
@@ -113,7 +114,8 @@ class MmprojFile:
                 f"{shown(kind)}"
             )
         width = GGUFKeys(text, kind).integer("embedding_length")
-        own = self.keys.vision.integer("projection_dim", minimum=0)
+        last = self.projector.last_matrix
+        own = self.keys.vision.integer("projection_dim", minimum=0) if last is None else self.keys.outputs(last)
         if own not in (0, width):  # 0 in some old files
             raise self.error(f"it makes embeddings of {own} numbers, and those of {text.path} have {width}")
         expected, found = text.metadata.get(f"{kind}.n_deepstack_layers"), len(self.keys.deepstack_layers())
@@ -147,7 +149,8 @@ def open_mmproj(path: Path) -> MmprojFile:
             f"{'none' if kind is None else shown(str(kind))}"
         )
     own = (file.metadata.get(f"{_ARCHITECTURE}.{key}") for key in ("vision.projector_type", "projector_type"))
-    name = str(next((name for name in own if name is not None), "none"))
+    first = "mlp" if file.metadata.get(f"{_ARCHITECTURE}.has_llava_projector") is True else "none"
+    name = str(next((name for name in own if name is not None), first))  # files of 2023 have no other
     if file.metadata.get(f"{_ARCHITECTURE}.has_vision_encoder") is not True:
         raise CheckpointError(
             f"{_SETTING} {path}: it has no image encoder (projector type {shown(name)}), audio is not served"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from jaxserve.checkpoint.gguf.architecture import GGUFKeys, decimal
 from jaxserve.checkpoint.gguf.file import GGUFFile
@@ -46,9 +47,14 @@ class TowerKeys:
         """Return the shape of a tensor of two axes or more. Raises CheckpointError if there is none."""
         found = self.file.tensors.get(tensor)
         if found is None or len(found.shape) < 2:
-            what = "none" if found is None else f"shape {found.shape}"
-            raise CheckpointError(f"{self.file.path}: tensor '{tensor}': expected a matrix, found {what}")
+            self.fail_tensor(tensor, "a matrix")
         return found.shape
+
+    def fail_tensor(self, tensor: str, expected: str) -> NoReturn:
+        """Raise CheckpointError for a tensor that is missing or has another shape."""
+        found = self.file.tensors.get(tensor)
+        what = "none" if found is None else f"shape {found.shape}"
+        raise CheckpointError(f"{self.file.path}: tensor '{tensor}': expected {expected}, found {what}")
 
     def deepstack_layers(self) -> list[int]:
         """Return the layers whose outputs are added to the first layers of the text model."""

@@ -1,0 +1,1 @@
+"""Image encoders and projectors of mmproj files, one module for each kind."""
