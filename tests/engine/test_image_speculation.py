@@ -15,6 +15,7 @@ from tests.engine.image_reader import SIZES, Reader, limits
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_image_steps import begin_reply, finish, joined, plans_of
 from tests.models.goldens import golden_checkpoint
+from tests.models.image_drafters import gemma4_assistant, glm_ocr_with_layer
 from tests.models.image_predictor import PLAIN, NumpyPredictor, with_predictor
 from tests.models.pictures import picture
 from tests.models.vision_model import VisionModel, process
@@ -40,14 +41,17 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predicted]:
     engine.close()
 
 
-def check_tokens(reader: Reader) -> None:
-    """Check that speculation changes no token, for requests alone, together, in chunks and found in the prefix cache."""
+def check_tokens(reader: Reader, chunk: int = 16) -> None:
+    """Check that speculation changes no token, for requests alone, together, in chunks and found in the prefix cache.
+
+    chunk: tokens of a step that has parts of a prompt.
+    """
     engine, text = reader.engine, request("text", list(range(20, 60)))
     engine.restart(max_burst_ms=0.0)
     expected = {"one": reader.expected(1), "three": reader.expected(3), "text": engine.run([text])["text"].token_ids}
     assert engine.num_draft_tokens == 0
     messages = [reader.request("one", 1), reader.request("three", 3), text]
-    for options in ({}, {"overlap": False}, {"max_num_batched_tokens": 16}):
+    for options in ({}, {"overlap": False}, {"max_num_batched_tokens": chunk}):
         engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
         for _ in range(2):
             for message in messages:
@@ -136,6 +140,32 @@ def numpy_drafts(
             np.concatenate([following, layer.embed(np.array(tokens[-1:]))]),
         )
     return tokens, all_logits
+
+
+def test_the_layer_of_glm_ocr_after_images_changes_no_token(tmp_path: Path) -> None:
+    path = glm_ocr_with_layer(tmp_path / "model")
+    sizes = limits("glm_ocr_tiny") | {"max_num_batched_tokens": 64}
+    engine = ModelEngine(path, speculative_method="mtp", num_speculative_tokens=NUM_DRAFTS, **sizes)
+    check_tokens(Reader(engine, "glm_ocr_tiny"))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma4_vision_tiny",
+        pytest.param("gemma4_vision_odd_tiny", marks=pytest.mark.exhaustive),
+        pytest.param("gemma4_unified_vision_tiny", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_drafter_of_gemma_4_after_images_changes_no_token(name: str, tmp_path: Path) -> None:
+    """Images that are seen whole in layers with a window, per-layer embeddings, and images without an encoder. An image fills most of a step."""
+    target = Reader(None, name).path  # type: ignore[arg-type]
+    draft = gemma4_assistant(tmp_path / "drafter", target)
+    sizes = limits(name) | {"max_num_batched_tokens": 128}
+    engine = ModelEngine(target, draft_model=draft, num_speculative_tokens=NUM_DRAFTS, **sizes)
+    check_tokens(Reader(engine, name), chunk=limits(name)["max_num_batched_tokens"])
+    engine.close()
 
 
 @pytest.mark.exhaustive
