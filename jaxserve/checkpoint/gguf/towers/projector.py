@@ -1,4 +1,4 @@
-"""What differs between the mmproj files of projector types (llama.cpp): their keys as those of Hugging Face's `config.json` and
+"""Fields of the mmproj files of a projector type (llama.cpp): their keys as those of Hugging Face's `config.json` and
 `preprocessor_config.json`, and our names of their tensors."""
 
 from __future__ import annotations
