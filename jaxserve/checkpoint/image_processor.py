@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.gguf.mmproj import open_mmproj
-from jaxserve.checkpoint.preprocessing import covering, joined, tiles, whole
+from jaxserve.checkpoint.preprocessing import covering, joined, sliced, tiles, whole
 from jaxserve.checkpoint.preprocessing.table import Geometry, Table
 from jaxserve.checkpoint.renamed import without_speech
 from jaxserve.model_config.images import ImageProcessorConfig, Resampling
@@ -93,6 +93,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "Llama4ImageProcessor": _Reader(tiles.canvas, "bilinear", has_rounded_pixels=True),
     "GraniteDoclingImageProcessor": _Reader(tiles.pages, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "Lfm2VlImageProcessor": _Reader(tiles.tiled_areas, "bilinear", is_always_resized=True),
+    "MiniCPMV4_6ImageProcessor": _Reader(sliced.sliced, "bicubic"),
     "PixtralImageProcessor": _Reader(whole.limited, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "MuseGlimmerImageProcessor": _Reader(whole.nearest_blocks, "lanczos"),
     "Kimi_K25ImageProcessor": _Reader(whole.padded, "bicubic"),
@@ -126,6 +127,7 @@ def _read(table: Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) ->
         merge=geometry.merge,
         markup=geometry.markup,
         window=geometry.window,
+        inner_merge=geometry.inner_merge,
         has_class_token=geometry.has_class_token,
         mark_token_ids=geometry.mark_token_ids,
         resampling=read_resampling(table, reader.resampling),

@@ -104,6 +104,8 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_encoder.transformer.": "",
     "pre_mm_projector_norm.": "connector.norm.",
     "patch_merger.": "connector.",
+    "merger.mlp.0.pre_norm.": "connector.norm.",
+    "merger.mlp.0.": "connector.",
     "vision_language_adapter.w_in.": "connector.linear_1.",
     "vision_language_adapter.w_out.": "connector.linear_2.",
     "vision_projection.patch_merger.": "connector.",

@@ -196,8 +196,19 @@ class PaddedSizes:
     """Most patches with those of the margins; None: there is no bound."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlicedAreas:
+    """An image is scaled in its proportions to the area of a square with sides of `side` pixels. A larger one is followed by the parts of a grid
+    of several, each of about that area (MiniCPM-V 4.6)."""
+
+    side: int
+    max_slices: int
+    """Most parts of an image; 1: images are not cut."""
+
+
 Sizes = (
     TileSizes
+    | SlicedAreas
     | GridTiles
     | CanvasTiles
     | MarkedTiles
@@ -226,6 +237,8 @@ class ImageMarkup:
     """Text before the tokens of an image or tile."""
     end: str = ""
     """Text after the tokens of an image, or of the last tile."""
+    number: str = ""
+    """Text before an image, with its {number} among those of the prompt, from 0 on."""
     opening: str = ""
     """Text before an image and all of its tiles."""
     line_break: str = ""
@@ -268,6 +281,8 @@ class ImageProcessorConfig:
     """Tokens that stand for learned vectors among those of an image, in the order of the vectors (Ovis2)."""
     window: int | None = None
     """Patches of a window's side, whose blocks follow each other as the tower reads them; None: blocks follow each other row by row."""
+    inner_merge: int = 1
+    """Patches of the side of windows that follow each other within a block: see `VisionConfig`."""
     has_class_token: bool = False
     """True if the tower puts a class token before the patches of each item: see `VisionConfig`."""
 

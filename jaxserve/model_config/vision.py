@@ -7,7 +7,7 @@ An image is cut into square patches; the tower turns them into embeddings of the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from jaxserve.model_config.activation import Activation
@@ -16,8 +16,9 @@ PatchKind = Literal["convolution", "linear", "flat", "frames"]
 """convolution: the weight has channels, then rows, then columns, and there may be a bias (SigLIP, Qwen3-VL).
 linear: a matrix over rows, then columns, then channels, and there may be a bias (Gemma 4, SigLIP 2).
 flat: as convolution, stored as a matrix (Llama 4). frames: as flat, and frames come before channels (Muse Glimmer)."""
-PositionKind = Literal["table", "interpolated", "linear", "padded", "cubic", "filtered", "axes", "none"]
+PositionKind = Literal["table", "nearest", "interpolated", "linear", "padded", "cubic", "filtered", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions, which a class token's may precede (SigLIP, CLIP).
+nearest: the same after the grid of each image is stretched over the table, rounded down (MiniCPM-V 4.6).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
 linear: the same, and the edges of the grid are those of the table, not its corners (PaddleOCR-VL). padded: as linear, and what lies beyond an
 edge of the table is zero (Muse Glimmer). cubic: as linear, bicubically (GLM-4.1V, Kimi K2.5).
@@ -211,6 +212,11 @@ class VisionConfig:
     image's tokens (DeepStack, arXiv 2406.04334)."""
     feature_layers: tuple[int, ...] = ()
     """Numbers of layers, from 1 on, whose outputs side by side, in this order, the connector reads; none: the last one's."""
+    merger_layer: int | None = None
+    """Layer after which one vector of the `inner_merge` ** 2 patches of a window is made, so that later layers have fewer (MiniCPM-V 4.6);
+    None: patches are merged by the connector alone."""
+    inner_merge: int = 1
+    """Patches of the side of these windows, which follow each other within a block."""
     image_patches: int | None = None
     """Patches of an encoder item if all have equally many, with the place of a class token; None: items differ."""
     patch_budget: int | None = None
@@ -262,6 +268,11 @@ class VisionConfig:
     def patch_frames(self) -> int:
         """Frames of a patch: `num_frames` if videos are served, and otherwise one, which stands for all of them."""
         return self.num_frames or 1 if self.has_videos else 1
+
+    @property
+    def after_merger(self) -> VisionConfig:
+        """The config of the connector, which reads the vectors that are made after `merger_layer` in place of patches."""
+        return self if self.merger_layer is None else replace(self, merge=self.merge // self.inner_merge)
 
     @property
     def patch_values(self) -> int:  # F

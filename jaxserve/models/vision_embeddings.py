@@ -81,7 +81,9 @@ class PositionTable(nnx.Module):
         table = self.weight[...]
         if self.kind == "axes":
             return (table[0, positions[:, 1]] + table[1, positions[:, 0]]).astype(dtype)
-        if self.kind == "table":
+        if self.kind == "nearest":
+            positions = positions * self.side // sizes
+        if self.kind in ("table", "nearest"):
             return table[self.first + positions[:, 0] * self.side + positions[:, 1]].astype(dtype)
         if self.kind in ("linear", "padded", "cubic"):
             return self._between_edges(table, positions, sizes).astype(dtype)

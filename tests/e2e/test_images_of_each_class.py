@@ -58,6 +58,7 @@ NAMES = (
     "qianfan_ocr_tiny",
     "granite_docling_odd_tiny",
     "qwen3_5_vision_tiny",
+    "minicpm_v4_6_tiny",
     "gemma4_vision_tiny",
     "gemma4_vision_odd_tiny",
     "gemma4_unified_vision_odd_tiny",

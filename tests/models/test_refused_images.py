@@ -38,6 +38,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"processor": {"tile_size": 40}}, "tile_size: expected pixels of whole blocks of 16 pixels"),
         ({"processor": {"min_image_tokens": 7}}, "min_image_tokens: expected an integer from 1 to 6"),
     ],
+    "minicpm_v4_6_tiny": [
+        ({"merger_times": 2}, "merger_times is 2; supported: 1"),
+        ({"drop_vision_last_layer": True}, "drop_vision_last_layer is true; supported: false"),
+        ({"merge_kernel_size": [2, 4]}, "merge_kernel_size is .*; supported: a square"),
+        ({"vision_config": {"window_kernel_size": [4, 4]}}, "window_kernel_size is .*; supported: 2 x 2"),
+        ({"insert_layer_id": 3}, "insert_layer_id is 3"),
+        ({"downsample_mode": "4x"}, "downsample_mode is '4x'; supported: '16x'"),
+        ({"processor": {"downsample_mode": "8x"}}, "downsample_mode: expected 16x or 4x"),
+        ({"processor": {"max_slice_nums": 65}}, "max_slice_nums: expected an integer from 1 to 64"),
+    ],
     "internvl_tiny": [
         ({"vision_feature_layer": -2}, "vision_feature_layer is -2"),
         ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),

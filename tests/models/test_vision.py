@@ -62,6 +62,7 @@ NUM_PATCHES = {
     "granite_docling_tiny": 160,
     "granite_docling_odd_tiny": 432,
     "llava_tiny": 68,
+    "minicpm_v4_6_tiny": 608,
     "llava_padded_tiny": 51,
     "qianfan_ocr_tiny": 136,
     "qianfan_ocr_odd_tiny": 296,
@@ -129,12 +130,12 @@ def by_token(item: EncoderItem) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_image_processor_differs_by_one_shade_where_pixels_are_resized_once(name: str) -> None:
     """torchvision rounds weights to 16 bits, Pillow to 32: tiles, which are resized up to three times, add it up, as do both axes of a few
-    pixels of Cohere 2 Vision, Aya Vision and PaliGemma."""
+    pixels of Cohere 2 Vision, Aya Vision, PaliGemma and MiniCPM-V."""
     changes = np.concatenate([golden_of(name).arrays[f"default_{index}"].ravel() for index in range(len(SIZES))])
     far = np.abs(changes) > 1
     assert np.abs(changes).max() <= 4
     assert far.mean() < (
-        5e-4 if name.startswith(("smolvlm", "idefics3", "granite", "cohere2", "aya", "paligemma")) else 1e-9
+        5e-4 if name.startswith(("smolvlm", "idefics3", "granite", "cohere2", "aya", "paligemma", "minicpm")) else 1e-9
     )
 
 
@@ -148,7 +149,9 @@ def prompt_of(name: str, count: int) -> np.ndarray:
     """Return the tokens of a golden's prompt as our tokenizer and processor make them."""
     text, chosen = PROMPTS[count]
     before, after = next((marks for start, marks in OF_TEMPLATES.items() if name.startswith(start)), ("", ""))
-    places = [f"{before}{images_of(name, count)[index].text}{after}" for index in chosen]
+    numbers = (processor_of(golden_of(name).path).markup.number.format(number=number) for number in range(count))
+    images = [next(numbers) + images_of(name, count)[index].text for index in chosen]
+    places = [f"{before}{image}{after}" for image in images]
     text = text.format(*places)
     if name.startswith("paligemma"):  # as its chat template
         last = text.rindex("<image>") + len("<image>")

@@ -236,6 +236,12 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
         frames = values.reshape(len(values), 3, processor["temporal_patch_size"], -1)
         assert torch.equal(frames[:, :, 0], frames[:, :, -1])
         values = frames[:, :, 0]
+    elif "target_sizes" in given:
+        size, inner = processor["patch_size"], 1 if processor["downsample_mode"] == "4x" else 2
+        columns = values[0].reshape(3, size, -1, size).permute(2, 0, 1, 3).flatten(2)  # (P, 3, pixels)
+        parts = columns.split(given["target_sizes"].prod(-1).tolist())
+        shapes = given["target_sizes"].tolist()
+        values = torch.cat([own[window_order(*shape, inner)] for own, shape in zip(parts, shapes, strict=True)])
     elif "spatial_shapes" in given:
         shapes, merge = given["spatial_shapes"].tolist(), config["downsample_factor"]
         places = [np.indices(shape)[::-1].reshape(2, -1).T for shape in shapes]
@@ -281,6 +287,14 @@ def block_order(height: int, width: int, merge: int) -> np.ndarray:
     return np.lexsort((columns % merge, rows % merge, columns // merge, rows // merge))
 
 
+def window_order(height: int, width: int, inner: int) -> np.ndarray:
+    """Return the numbers of patches in the order of blocks of 2 x 2 windows with sides of `inner` patches, window by window."""
+    rows, columns = np.indices((height, width)).reshape(2, -1)
+    block = 2 * inner
+    places = (columns % inner, rows % inner, columns % block // inner, rows % block // inner)
+    return np.lexsort((*places, columns // block, rows // block))
+
+
 def in_blocks(values: torch.Tensor, places: torch.Tensor, merge: int) -> torch.Tensor:
     """Return an image's patches, (P, 3, pixels), block by block. places: column and row of each patch; -1: padding."""
     count = int((places[:, 0] >= 0).sum())
@@ -321,6 +335,7 @@ def features(model: Any, given: dict[str, Any]) -> np.ndarray:
         "image_sizes",
         "image_merge_sizes",
         "spatial_shapes",
+        "target_sizes",
     )
     if model.config.model_type == "llama4":
         whole = model.get_image_features(given["pixel_values"], return_dict=True).last_hidden_state

@@ -64,6 +64,7 @@ class Geometry(NamedTuple):
     merge: int
     markup: ImageMarkup
     window: int | None = None
+    inner_merge: int = 1
     has_class_token: bool = False
     mark_token_ids: tuple[int, ...] = ()
 

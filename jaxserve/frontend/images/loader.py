@@ -53,6 +53,11 @@ class LoadedImages:
 NO_IMAGES: Final = LoadedImages()
 
 
+def numbered_texts(images: Sequence[PreparedImage], number: str) -> tuple[str, ...]:
+    """Return the texts of images, each after its number in the prompt. number: see `ImageMarkup`."""
+    return tuple(number.format(number=index) + image.text for index, image in enumerate(images))
+
+
 class ImageLoader:
     """Images of one API process. `aclose` ends the decoding process."""
 
@@ -122,7 +127,7 @@ class ImageLoader:
                     )
             loaded = LoadedImages(
                 tuple(images),
-                tuple(image.text for image in images),
+                numbered_texts(images, processor.markup.number),
                 tuple(placeholder(source) for source in sources),
                 processor.image_token_id,
                 (*processor.mark_token_ids, *([] if videos is None else [videos.token_id])),

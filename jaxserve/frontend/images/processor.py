@@ -18,6 +18,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.covering import covering_marks, covering_sources, covering_tiles, mark_texts
 from jaxserve.frontend.images.joined import joined_sources, joined_tiles
 from jaxserve.frontend.images.resize import resize
+from jaxserve.frontend.images.sliced import sliced_text, slices
 from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, marked_tiles, square_tiles
 from jaxserve.model_config.images import (
     AreaSizes,
@@ -37,6 +38,7 @@ from jaxserve.model_config.images import (
     PaddedSizes,
     PanAndScan,
     Resampling,
+    SlicedAreas,
     TiledAreas,
     TileSizes,
 )
@@ -96,6 +98,8 @@ def process_image(image: Image.Image, config: ImageProcessorConfig, *, is_alone:
         return _marked_image(image, config.sizes, config)
     grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
+    if isinstance(config.sizes, SlicedAreas):
+        return ProcessedImage(items, sliced_text(grid, [_tokens(item, config.markup) for item in items], config.markup))
     tokens = [_tokens(item, config.markup) + config.markup.tile_end for item in items]
     if isinstance(config.sizes, GridTiles) and not config.markup.tile:  # nothing stands between them
         grid, tokens = (0, 0), ["".join(tokens)]
@@ -147,6 +151,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             return canvas_tiles(image, sizes, config.resampling)
         case MarkedTiles() as sizes:
             return marked_tiles(image, sizes, config.resampling)
+        case SlicedAreas() as sizes:
+            return slices(image, sizes, config.patch_size * config.merge, config.resampling)
         case TiledAreas() as sizes:
             return _tiled_area(image, sizes, config)
         case AreaSizes() as sizes:
@@ -330,6 +336,8 @@ def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
     patch, merge = config.patch_size, config.merge
     height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
     patches, positions = cut_patches(pixels, patch, merge)
+    if config.inner_merge > 1:
+        patches, positions = _by_inner_window(patches, positions, config.inner_merge, merge**2)
     if config.window is not None:
         patches, positions = _by_window(patches, positions, config.window, merge**2)
     line = width // merge if config.markup.line_break else 0
@@ -343,6 +351,15 @@ def _by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int
     rows, columns = positions[::block].T // side
     order = np.lexsort((columns, rows))
     return tuple(each.reshape(len(order), block, -1)[order].reshape(each.shape) for each in (patches, positions))  # type: ignore[return-value]
+
+
+def _by_inner_window(
+    patches: np.ndarray, positions: np.ndarray, side: int, block: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return patches and positions with those of each window side by side within each block. side: patches of a window's side."""
+    rows, columns = positions[:block].T // side
+    order = np.lexsort((columns, rows))
+    return tuple(each.reshape(-1, block, each.shape[1])[:, order].reshape(each.shape) for each in (patches, positions))  # type: ignore[return-value]
 
 
 def _tokens(item: EncoderItem, markup: ImageMarkup) -> str:

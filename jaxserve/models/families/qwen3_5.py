@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6, the dense models: the text part of their checkpoints, and their tower."""
+"""Qwen3.5 and Qwen3.6, the dense models: the text part of their checkpoints, and their tower; and that of MiniCPM-V 4.6."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from jaxserve.checkpoint.gguf.delta_net import TENSOR_NAMES, delta_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._minicpm_v import minicpm_v
 from jaxserve.models.families._rope import without_sections
-from jaxserve.models.families._vision import QWEN3_5_SECTIONS, qwen_vision
+from jaxserve.models.families._vision import QWEN3_5_SECTIONS, by_model_type, qwen_vision
 
 DEFAULTS = dict(
     QWEN_DEFAULTS,
@@ -28,6 +29,7 @@ _SIZES: Mapping[str, Any] = {
     "num_attention_heads": 16,
 }
 """Defaults of further keys that published multimodal configs may leave out."""
+_QWEN = partial(qwen_vision, sections=QWEN3_5_SECTIONS)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -46,8 +48,8 @@ def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Qwen3_5ForCausalLM",),
     decoder_config,
-    text_part_of=("Qwen3_5ForConditionalGeneration",),
-    read_vision=partial(qwen_vision, sections=QWEN3_5_SECTIONS),
+    text_part_of=("Qwen3_5ForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
+    read_vision=by_model_type({"qwen3_5": _QWEN, "qwen3_vl": _QWEN, "minicpmv4_6": minicpm_v}),
     mtp_names="module",
     gguf=GGUFArchitecture(
         "qwen35",

@@ -22,7 +22,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.layers.segment_attention import alike_block
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig, most_embeddings, num_embeddings
-from jaxserve.models.vision import Heads
+from jaxserve.models.vision_layers import Heads
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.images.parts import EncoderTiles, divide
 from jaxserve.scheduler.plan import EncodeItem

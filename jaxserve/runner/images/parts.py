@@ -121,8 +121,8 @@ def _tiles(vision: VisionConfig, sizes: tuple[int, ...], heads: tuple[int, int])
 
 def _tile_size(vision: VisionConfig, num_patches: int, step_work: int) -> int:
     """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`, or has no layers,
-    some with convolutions, or some whose outputs the connector reads, too."""
-    if not vision.num_layers or vision.conv_layers or vision.feature_layers:
+    some with convolutions, some whose outputs the connector reads, too, or some for windows instead of patches."""
+    if not vision.num_layers or vision.conv_layers or vision.feature_layers or vision.merger_layer is not None:
         return 0
     whole = _tiles(vision, (num_patches,), (0, 0))
     units = units_of(whole, num_patches, num_patches)

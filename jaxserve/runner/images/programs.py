@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import ModelSkeleton
-from jaxserve.models.vision import Heads, Tile, VisionTower
+from jaxserve.models.vision import VisionTower
+from jaxserve.models.vision_layers import Heads, Tile
 from jaxserve.runner.images.encoder import (
     ENCODE_FIELDS,
     PLACE_FIELDS,
