@@ -15,7 +15,7 @@ from tests.e2e.http_server import Server
 from tests.e2e.real_server import serving
 from tests.e2e.test_images_real import OPTIONS, chat, data_url
 from tests.engine.image_reader import IN_ENGINES, limits
-from tests.engine.model_engine import KV_CACHE_MEMORY
+from tests.engine.model_engine import KV_CACHE_MEMORY, MAX_IMAGE_PATCHES
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
 from tests.unit.frontend.images.test_decode import file_of
@@ -74,6 +74,8 @@ INVERTED = "data:image/png;base64," + base64.b64encode(file_of(ImageOps.invert(p
 def server(request: Any, programs: Path) -> Iterator[Server]:
     sizes = limits(request.param) | ({} if request.param in IN_ENGINES else {"max_num_seqs": 1})  # fewer programs
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    if request.param == "qwen3_vl_tiny":
+        flags += [f"--max-image-patches={MAX_IMAGE_PATCHES}"]
     flags += [f"--kv-cache-memory={KV_CACHE_MEMORY}", "--dtype=float32", "--served-model-name=tiny"]
     with serving(str(DATA / "vision" / request.param), *flags, programs=programs) as running:
         yield running

@@ -48,6 +48,9 @@ MODEL_NAME = "mistral_sliding_tiny"
 """Grouped heads, and a window of 8 that every prompt outgrows."""
 KV_CACHE_MEMORY = 64 << 20
 """Bytes."""
+MAX_IMAGE_PATCHES = 640
+"""Most patches of an image and of an encoder call. No picture of a golden has more, and each start runs the encoder's programs of
+this size: those for the default of 4,096 take longer than all else of a start."""
 
 
 @dataclass
@@ -90,9 +93,10 @@ def _largest_buckets(platform: str, max_num_seqs: int, max_num_batched_tokens: i
 class ModelEngine:
     """An EngineCore over a LocalExecutor; `restart` gives a fresh scheduler and cache over the same programs.
 
-    It compiles the largest bucket of each kind: half as many programs as a server does. has_all_buckets: those of a server,
-    for tests in which rows and their number must not affect each other. has_all_options: requests may have all sampling options; else
-    programs are compiled with a sampler that knows temperature, seed and raw log-probabilities (`quick_sampler.py`), in half of the time.
+    It compiles the largest bucket of each kind: half as many programs as a server does, and encoders of images of MAX_IMAGE_PATCHES.
+    has_all_buckets: those of a server, for tests in which rows and their number must not affect each other. has_all_options: requests
+    may have all sampling options; else programs are compiled with a sampler that knows temperature, seed and raw log-probabilities
+    (`quick_sampler.py`), in half of the time.
     """
 
     def __init__(
@@ -157,7 +161,8 @@ class ModelEngine:
         self.progress: list[tuple[str, int, int, str]] = []
         table = make_buckets if has_all_buckets else _largest_buckets
         programs = contextlib.nullcontext(shared_programs()) if has_all_options else quick_programs()
-        with mock.patch("jaxserve.runner.limits.make_buckets", table), programs as folder:
+        patches = mock.patch.dict("jaxserve.runner.images.encoder.MAX_PATCHES", cpu=MAX_IMAGE_PATCHES)
+        with mock.patch("jaxserve.runner.limits.make_buckets", table), patches, programs as folder:
             self.config = dataclasses.replace(
                 self.config, compile=dataclasses.replace(self.config.compile, compile_cache=str(folder))
             )

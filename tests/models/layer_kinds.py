@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from jaxserve.models.registry import decoder_of, open_model
-from tests.models.goldens import golden_checkpoints
+from tests.models.goldens import DATA, golden_names
 
 
 @lru_cache
@@ -21,9 +21,9 @@ def names_of_all_choices(*, has_odd_shapes: bool = True) -> tuple[str, ...]:
     has_odd_shapes: False leaves out the second shapes of families, which are of odd sizes.
     """
     choices = {
-        golden.name: frozenset(_choices(decoder_of(open_model(golden.path)), ""))
-        for golden in golden_checkpoints()
-        if has_odd_shapes or "_odd_" not in golden.name
+        name: frozenset(_choices(decoder_of(open_model(DATA / name)), ""))
+        for name in golden_names()
+        if has_odd_shapes or "_odd_" not in name
     }
     missing, names = frozenset[tuple[str, str]]().union(*choices.values()), []
     while missing:

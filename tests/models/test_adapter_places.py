@@ -11,7 +11,7 @@ from jaxserve.executor.adapters import adapters_config
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.weights.loader import check_tensors
-from tests.models.goldens import golden_checkpoints
+from tests.models.goldens import DATA, golden_names
 from tests.models.test_adapters import PLAIN
 
 pytestmark = pytest.mark.slow
@@ -21,14 +21,10 @@ SETTINGS = ModelConfig(model="any", max_loras=1)
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(golden.name, marks=[pytest.mark.exhaustive] if "_odd_" in golden.name else [])
-        for golden in golden_checkpoints()
-    ],
+    [pytest.param(name, marks=[pytest.mark.exhaustive] if "_odd_" in name else []) for name in golden_names()],
 )
 def test_reserved_places_have_tensors_in_every_model(name: str) -> None:
-    path = next(golden.path for golden in golden_checkpoints() if golden.name == name)
-    checkpoint = open_model(path)
+    checkpoint = open_model(DATA / name)
     decoder = decoder_of(checkpoint)
     room = adapters_config((), SETTINGS, decoder)
     assert room is not None

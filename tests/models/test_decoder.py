@@ -1,4 +1,4 @@
-"""The decoder against transformers on tiny checkpoints: float32, two devices, bfloat16 and 8-bit caches."""
+"""The decoder against transformers on tiny checkpoints: float32, two devices and 8-bit caches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import inverse_frequencies
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.registry import decoder_config, decoder_of, open_model
+from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, rope_goldens
-from tests.models.layer_kinds import names_of_all_choices
 from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
 MAX_MODEL_LEN = 128
@@ -72,19 +71,6 @@ def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(
     golden = golden_checkpoint(name)
     found = prompt_logits(golden, "float32", num_devices=2, fused_for=2)
     np.testing.assert_allclose(found, golden.logits, atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", names_of_all_choices())
-def test_bfloat16_logits_stay_close_to_the_float32_reference(name: str) -> None:
-    """Every kind of layer is among these checkpoints."""
-    golden = golden_checkpoint(name)
-    found = prompt_logits(golden, "bfloat16")
-    assert found.dtype == np.float32
-    spread, latent = golden.logits.std(), decoder_of(open_model(golden.path)).latent
-    has_indexer = latent is not None and latent.indexer is not None  # rounded scores choose other tokens, of 8 each
-    assert np.abs(found - golden.logits).mean() < (0.25 if has_indexer else 0.05) * spread
 
 
 def test_an_8_bit_cache_changes_logits_a_little() -> None:

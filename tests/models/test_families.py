@@ -17,7 +17,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.rope import RopeScaling
 from jaxserve.models.registry import architectures, decoder_config, families
-from tests.models.goldens import DATA, config_goldens, golden_checkpoints, rope_goldens, sentence_goldens
+from tests.models.goldens import DATA, config_goldens, golden_checkpoint, golden_names, rope_goldens, sentence_goldens
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -423,7 +423,7 @@ def test_activations_are_mapped(name: str, activation: str) -> None:
 
 def test_every_architecture_has_a_tiny_checkpoint() -> None:
     """With a tower, it is in a folder of its own and has goldens of pictures (test_image_models.py)."""
-    paths = [*(golden.path for golden in golden_checkpoints()), *DATA.glob("vision/*")]
+    paths = [*(DATA / name for name in golden_names()), *DATA.glob("vision/*")]
     paths += [DATA / "encoders" / name for name in sentence_goldens()]
     known = {name: family.architectures[0] for family in families() for name in family.text_part_of}
     named = [json.loads((path / "config.json").read_text())["architectures"][0] for path in paths]
@@ -431,8 +431,9 @@ def test_every_architecture_has_a_tiny_checkpoint() -> None:
     assert claimed >= {family.architectures[0] for family in families()}
 
 
-@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
-def test_tiny_checkpoints_are_read_whole(golden: Any) -> None:
+@pytest.mark.parametrize("name", golden_names())
+def test_tiny_checkpoints_are_read_whole(name: str) -> None:
+    golden = golden_checkpoint(name)
     hf = json.loads((golden.path / "config.json").read_text())
     config = decoder_config(hf, json.loads((golden.path / "generation_config.json").read_text()))
     counts = (hf.get(key) for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"))

@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.checkpoint.renamed import without_speech
 from jaxserve.models.registry import decoder_config, families
-from tests.models.goldens import DATA, golden_checkpoints
+from tests.models.goldens import DATA, golden_names
 from tests.models.odd_shapes import NUM_LOGITS, odd_model, odd_names
 from tests.models.tiny_model import TinyModel
 
@@ -28,7 +28,7 @@ def shape_of(config: dict[str, object]) -> tuple[object, ...]:
 
 def test_every_family_has_two_shapes() -> None:
     """Shapes of checkpoints with towers count."""
-    paths = [*(golden.path for golden in golden_checkpoints()), *DATA.glob("vision/*")]
+    paths = [*(DATA / name for name in golden_names()), *DATA.glob("vision/*")]
     configs = [without_speech(json.loads((path / "config.json").read_text())) for path in paths]
     whole = {name: family.architectures[0] for family in families() for name in family.text_part_of}
     found: dict[str, set[tuple[object, ...]]] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.sharding.rules import MeshShape
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_names
 from tests.models.mesh_model import MeshModel
 
 NUM_OUTPUTS = 4
@@ -66,10 +66,7 @@ def largest_shape(golden: GoldenCheckpoint) -> MeshShape:
 
 def cases() -> list[Any]:
     """Return all checkpoints; those that are not of FAMILIES are for `make scale-check`."""
-    return [
-        golden.name if golden.name in FAMILIES else pytest.param(golden.name, marks=pytest.mark.scale)
-        for golden in golden_checkpoints()
-    ]
+    return [name if name in FAMILIES else pytest.param(name, marks=pytest.mark.scale) for name in golden_names()]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from jaxserve_kernels.native.build import BuildError, build
 from scipy.special import log_softmax
 
 from jaxserve.config import CpuKernels
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_names
 from tests.models.layer_kinds import names_of_all_choices
 from tests.models.tiny_model import TinyModel
 
@@ -35,9 +35,7 @@ def cpu_kernels(request: pytest.FixtureRequest) -> CpuKernels:
 IN_CI = names_of_all_choices(has_odd_shapes=False)
 
 
-@pytest.mark.parametrize(
-    "name", [golden.name for golden in golden_checkpoints() if "_odd_" not in golden.name and golden.name not in IN_CI]
-)
+@pytest.mark.parametrize("name", [name for name in golden_names() if "_odd_" not in name and name not in IN_CI])
 def test_logits_of_every_architecture_equal_transformers(name: str) -> None:
     """With native kernels where they can be built. One program: its first step begins the cache, and the second one reads it."""
     golden = golden_checkpoint(name)
@@ -45,17 +43,14 @@ def test_logits_of_every_architecture_equal_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "golden",
-    [
-        pytest.param(golden, marks=[] if golden.name in IN_CI else [pytest.mark.exhaustive])
-        for golden in golden_checkpoints()
-    ],
-    ids=lambda golden: golden.name,
+    "name",
+    [pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.exhaustive]) for name in golden_names()],
 )
-def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint) -> None:
+def test_logits_and_greedy_tokens_equal_transformers(name: str) -> None:
     """With native kernels where they can be built; also of a request that is computed again after a preemption, and of one whose
     prefix an earlier request has left in the cache.
     """
+    golden = golden_checkpoint(name)
     model = check(golden, "auto")
     text = np.concatenate([golden.prompt_ids, golden.output_ids])
     expected = golden.output_ids[CHUNK : CHUNK + NUM_AGAIN].tolist()

@@ -15,7 +15,7 @@ import pytest
 from jaxserve.models.registry import decoder_of, open_model
 from tests.e2e.hosts import golden_tokens, greedy_tokens, running_hosts
 from tests.engine.model_engine import ModelEngine, request
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints, mtp_golden
+from tests.models.goldens import DATA, GoldenCheckpoint, golden_checkpoint, golden_names, mtp_golden
 from tests.models.kv_scale_files import random_scales, scheme, write_scales
 from tests.models.random_checkpoint import write_random
 from tests.programs import shared_programs
@@ -68,16 +68,16 @@ def flags_of(golden: GoldenCheckpoint) -> tuple[str, ...]:
 
 def _models() -> list[Any]:
     """Return every checkpoint; of one architecture, all but the last are `exhaustive`."""
-    last = {_architecture(golden): golden.name for golden in golden_checkpoints()}
+    last = {_architecture(name): name for name in golden_names()}
     models = []
-    for golden in golden_checkpoints():
-        is_further = golden.name != last[_architecture(golden)] and golden.name not in SPLIT_OVER_TWO_HOSTS
-        models.append(pytest.param(golden.name, marks=[pytest.mark.exhaustive] if is_further else []))
+    for name in golden_names():
+        is_further = name != last[_architecture(name)] and name not in SPLIT_OVER_TWO_HOSTS
+        models.append(pytest.param(name, marks=[pytest.mark.exhaustive] if is_further else []))
     return models
 
 
-def _architecture(golden: GoldenCheckpoint) -> str:
-    config = json.loads((golden.path / "config.json").read_bytes())
+def _architecture(name: str) -> str:
+    config = json.loads((DATA / name / "config.json").read_bytes())
     return str(config["architectures"][0])
 
 

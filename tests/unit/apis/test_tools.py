@@ -6,9 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import tokenizers
 
@@ -18,6 +17,9 @@ from jaxserve.ipc.messages import AddRequest
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.apis.test_replies import CHAT, EOS, NO_DRAFTS, both, events, ids, play, post_stream
 from tests.unit.running_api import TOKENIZERS, Api, running_api
+
+if TYPE_CHECKING:
+    import openai
 
 TEMPLATE = """
 {%- if tools %}<|im_start|>tools
@@ -78,6 +80,8 @@ async def api(tooled: Tokenizer) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai  # here, so that workers with other files need not import its hundreds of modules
+
     url = f"http://127.0.0.1:{api.port}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
         yield opened
