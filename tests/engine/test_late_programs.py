@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -13,33 +14,60 @@ from jaxserve_kernels import native
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, CpuKernels, ModelConfig, SchedulerConfig
 from jaxserve.engine.core import EngineCore
+from jaxserve.executor.late_programs import late_programs
 from jaxserve.executor.local import LocalExecutor
-from jaxserve.executor.preparation import Preparation
+from jaxserve.executor.preparation import Preparation, prepare
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.runner.inputs import Program
 from jaxserve.scheduler.scheduler import Scheduler
 from tests.engine.model_engine import Generated, request
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import DATA
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(native.register() is None, reason="native kernels are not built"),
 ]
-MODEL = "llama2_tiny"
+MODEL = DATA / "llama2_tiny"
 LATE = ["decode/1", "mixed/16"]
 """The programs of these limits but the largest of each kind."""
 
 
-def start(cache: Path, kernels: CpuKernels = "native") -> LocalExecutor[Any, Any]:
-    path = golden_checkpoint(MODEL).path
-    config = Config(
-        model=ModelConfig(model=str(path), max_model_len=96, dtype="float32"),
+def config_with(cache: Path, kernels: CpuKernels) -> Config:
+    return Config(
+        model=ModelConfig(model=str(MODEL), max_model_len=96, dtype="float32"),
         cache=CacheConfig(kv_cache_memory=1 << 20),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32),
         compile=CompileConfig(compile_cache=str(cache), cpu_kernels=kernels),
     )
-    return LocalExecutor.start(config, path, lambda *_: None, has_late_programs=True)
+
+
+def start(cache: Path) -> LocalExecutor[Any, Any]:
+    return LocalExecutor.start(config_with(cache, "native"), MODEL, lambda *_: None, has_late_programs=True)
+
+
+def fail(prepared: Preparation, program: Program, cache: Any) -> Any:
+    raise MemoryError("no memory is left")
+
+
+@pytest.fixture(scope="module")
+def largest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder as a first start leaves it when it is ready: with the largest program of each kind, and those of the state."""
+    cache = tmp_path_factory.mktemp("largest") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Preparation, "make_program", fail)
+        executor = start(cache)
+        assert {program.source for program in executor.model_info.startup.programs} == {"compiled", "later"}
+        wait_until(lambda: num_late(executor) == 0)
+        executor.close()
+    return cache
+
+
+@pytest.fixture
+def cache(largest: Path, tmp_path: Path) -> Path:
+    """Return a copy of `largest`."""
+    return Path(shutil.copytree(largest, tmp_path / "cache"))
 
 
 def late_names(executor: LocalExecutor[Any, Any], source: str = "later") -> list[str]:
@@ -86,7 +114,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 @pytest.mark.versions
 def test_larger_programs_do_the_steps_of_missing_ones_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on, make = threading.Event(), Preparation.make_program
 
@@ -95,7 +123,7 @@ def test_larger_programs_do_the_steps_of_missing_ones_with_the_same_bits(
         return make(prepared, program, cache)
 
     monkeypatch.setattr(Preparation, "make_program", make_later)
-    executor = start(tmp_path / "cache")
+    executor = start(cache)
     names = late_names(executor)
     assert sorted(names) == LATE
     before = run(executor)
@@ -111,9 +139,9 @@ def test_larger_programs_do_the_steps_of_missing_ones_with_the_same_bits(
 
 @pytest.mark.versions
 def test_programs_in_the_cache_follow_beside_requests_too_and_are_not_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start(tmp_path / "cache")
+    first = start(cache)
     wait_until(lambda: num_late(first) == 0)
     expected = run(first)
     first.close()
@@ -127,7 +155,7 @@ def test_programs_in_the_cache_follow_beside_requests_too_and_are_not_compiled(
         return made
 
     monkeypatch.setattr(Preparation, "make_program", make_later)
-    again = start(tmp_path / "cache")
+    again = start(cache)
     assert late_names(again) == []
     assert sorted(late_names(again, "cache_later")) == LATE and num_late(again) == len(LATE)
     assert {program.source for program in again.model_info.startup.programs} == {"cache", "cache_later"}
@@ -142,14 +170,11 @@ def test_programs_in_the_cache_follow_beside_requests_too_and_are_not_compiled(
 
 
 def test_a_program_that_cannot_be_compiled_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(prepared: Preparation, program: Program, cache: Any) -> Any:
-        raise MemoryError("no memory is left")
-
     monkeypatch.setattr(Preparation, "make_program", fail)
     caplog.set_level("INFO")
-    executor = start(tmp_path / "cache")
+    executor = start(cache)
     wait_until(lambda: "0 more programs were made" in caplog.text)
     assert num_late(executor) == 0
     for name in LATE:
@@ -158,7 +183,7 @@ def test_a_program_that_cannot_be_compiled_is_done_without(
     executor.close()
 
 
-def test_an_executor_that_is_closed_begins_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_is_closed_begins_no_program(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_begun, may_go_on, make = threading.Event(), threading.Event(), Preparation.make_program
 
     def make_later(prepared: Preparation, program: Program, cache: Any) -> Any:
@@ -167,7 +192,7 @@ def test_an_executor_that_is_closed_begins_no_program(tmp_path: Path, monkeypatc
         return make(prepared, program, cache)
 
     monkeypatch.setattr(Preparation, "make_program", make_later)
-    executor = start(tmp_path / "cache")
+    executor = start(cache)
     assert has_begun.wait(60)
     executor.close()
     may_go_on.set()
@@ -176,6 +201,6 @@ def test_an_executor_that_is_closed_begins_no_program(tmp_path: Path, monkeypatc
 
 
 def test_kernels_of_xla_which_compute_padding_have_no_late_programs(tmp_path: Path) -> None:
-    executor = start(tmp_path / "cache", kernels="xla")
-    assert late_names(executor) == [] and num_late(executor) == 0
-    executor.close()
+    decoder = decoder_of(open_model(MODEL))
+    native, xla = (late_programs(prepare(config_with(tmp_path, kernels), decoder)) for kernels in ("native", "xla"))
+    assert (sorted(program.name for program in native), xla) == (LATE, ())
