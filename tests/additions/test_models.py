@@ -15,6 +15,7 @@ from tests.additions.overlay import Overlay, unnamed
 from tests.e2e.http_server import await_ready, launched
 from tests.e2e.real_server import COLD_START_TIMEOUT_S, FEW_PROGRAMS
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
+from tests.programs import shared_programs
 from tests.unit.checkpoint.checkpoint_files import write_gguf
 
 pytestmark = pytest.mark.slow
@@ -110,7 +111,7 @@ def as_family(golden: GoldenCheckpoint, folder: Path, architecture: str, names: 
 def check_served(overlay: Overlay, path: Path, golden: GoldenCheckpoint, *flags: str) -> None:
     """Serve a checkpoint and compare 32 greedy tokens with transformers'."""
     command = [*overlay.python, "-m", "jaxserve.cli.main", "serve", str(path), "--served-model-name", "new"]
-    command += [*FEW_PROGRAMS, "--port", "0", "--compile-cache", "off", "--cpu-kernels", "xla", *flags]
+    command += [*FEW_PROGRAMS, "--port", "0", "--compile-cache", str(shared_programs()), "--cpu-kernels", "xla", *flags]
     with launched(command, overlay.root, overlay.python_path) as server:
         await_ready(server, COLD_START_TIMEOUT_S)
         body = {"model": "new", "prompt": golden.prompt_ids.tolist(), "max_tokens": 32, "temperature": 0}

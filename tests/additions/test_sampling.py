@@ -12,6 +12,7 @@ from tests.additions.overlay import Overlay, unnamed
 from tests.e2e.http_server import Server, await_ready, launched
 from tests.e2e.real_server import COLD_START_TIMEOUT_S, FEW_PROGRAMS
 from tests.models.goldens import golden_checkpoint
+from tests.programs import shared_programs
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,7 @@ PYTHON_API = """
 import sys
 from jaxserve import LLM, SamplingParams
 params = SamplingParams(successor_bias=100, top_n_sigma=0.5, max_tokens=4, ignore_eos=True)
-with LLM(sys.argv[1], max_num_seqs=1, max_num_batched_tokens=16, compile_cache="off", cpu_kernels="xla") as llm:
+with LLM(sys.argv[1], max_num_seqs=1, max_num_batched_tokens=16, compile_cache=sys.argv[2], cpu_kernels="xla") as llm:
     print(llm.generate([5], params)[0].outputs[0].token_ids)
 """
 
@@ -75,7 +76,7 @@ def test_an_option_of_either_kind_is_a_field_and_a_function(extended: Overlay) -
     path = golden_checkpoint("llama3_tiny").path
     tokenizer = load_tokenizer(path)
     command = [*extended.python, "-m", "jaxserve.cli.main", "serve", str(path), "--served-model-name", "new"]
-    command += [*FEW_PROGRAMS, "--port", "0", "--compile-cache", "off", "--cpu-kernels", "xla"]
+    command += [*FEW_PROGRAMS, "--port", "0", "--compile-cache", str(shared_programs()), "--cpu-kernels", "xla"]
     with launched(command, extended.root, extended.python_path) as server:
         await_ready(server, COLD_START_TIMEOUT_S)
         greedy, drawn = tokens(server, temperature=0), [tokens(server, seed=seed) for seed in range(3)]
@@ -102,7 +103,8 @@ def test_an_option_is_documented(extended: Overlay) -> None:
 
 
 def test_an_option_is_one_of_the_python_api(extended: Overlay) -> None:
-    assert "[6, 7, 8, 9]" in extended.run("-c", PYTHON_API, str(golden_checkpoint("llama3_tiny").path))
+    model = golden_checkpoint("llama3_tiny").path
+    assert "[6, 7, 8, 9]" in extended.run("-c", PYTHON_API, str(model), str(shared_programs()))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,26 +69,11 @@ def connections_of(pid: int, port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in inodes for row in rows)
 
 
-def test_processes_share_connections_and_seeds_never_meet() -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Two processes for tests that end none of them."""
     with running(UNENDING, server=TWO) as server:
-        texts = []
-        for _ in range(24):
-            status, _, reply = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 24})
-            assert status == 200
-            texts.append(json.loads(reply)["choices"][0]["text"])
-        # The fake model's text knows a seed modulo its vocabulary: a few of 24 may meet there. With one stream of seeds
-        # in both processes about half of them would.
-        assert len(set(texts)) >= 19
-        streams = open_streams(server, 24)
-        pids = server.process.pid, further_process(server)
-
-        def held() -> list[int]:
-            return [connections_of(pid, server.port) for pid in pids]
-
-        until(lambda: sum(held()) == 24, "connections of earlier requests stay open")
-        assert min(held()) > 0, server.output
-        for stream in streams:
-            stream.close()
+        yield server
         assert server.stop() == 0
 
 
@@ -107,6 +93,31 @@ def test_any_process_tells_the_totals() -> None:
         text = server.request("GET", "/metrics")[2].decode()
         assert text.count("# TYPE jaxserve:generation_tokens_total counter") == 1
         assert server.stop() == 0
+
+
+def test_processes_share_connections_and_seeds_never_meet(server: Server) -> None:
+    texts = []
+    for _ in range(24):
+        status, _, reply = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 24})
+        assert status == 200
+        texts.append(json.loads(reply)["choices"][0]["text"])
+    # The fake model's text knows a seed modulo its vocabulary: a few of 24 may meet there. With one stream of seeds
+    # in both processes about half of them would.
+    assert len(set(texts)) >= 19
+    streams = open_streams(server, 24)
+    pids = server.process.pid, further_process(server)
+
+    def held() -> list[int]:
+        return [connections_of(pid, server.port) for pid in pids]
+
+    until(lambda: sum(held()) == 24, "connections of earlier requests stay open")
+    assert min(held()) > 0, server.output
+    for stream in streams:
+        stream.close()
+
+
+def test_port_of_another_server_is_refused_although_it_could_be_shared(server: Server) -> None:
+    assert f"port {server.port}" in start_error(server=TWO | {"port": server.port})
 
 
 def test_sigterm_drains_every_process() -> None:
@@ -197,9 +208,3 @@ def test_further_processes_do_not_outlive_the_first() -> None:
         server.process.kill()
         server.process.wait()
         until(lambda: not any(map(is_alive, pids)), "somebody outlived the server")
-
-
-def test_port_of_another_server_is_refused_although_it_could_be_shared() -> None:
-    with running(server=TWO) as server:
-        assert f"port {server.port}" in start_error(server=TWO | {"port": server.port})
-        assert server.stop() == 0
