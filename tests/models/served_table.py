@@ -88,6 +88,7 @@ STORED_AS: Mapping[str, str] = {
     "YoutuForCausalLM": "DeepseekV2ForCausalLM",
     "BambaForCausalLM": "GraniteMoeHybridForCausalLM",
     "FalconMambaForCausalLM": "MambaForCausalLM",
+    "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",
     "Qwen2_5OmniThinkerTextModel": "Qwen2ForCausalLM",
     "Qwen3OmniMoeThinkerTextModel": "Qwen3VLMoeTextModel",
 }

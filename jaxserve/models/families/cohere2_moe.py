@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import (
+    WINDOW,
+    WINDOW_PATTERN,
+    GGUFArchitecture,
+    GGUFKeys,
+    dense_layers,
+    layer_types,
+    same_theta,
+)
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families import cohere as command_r
@@ -79,10 +90,34 @@ def _experts(keys: Keys) -> ExpertsConfig:
     )
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of windows, experts and norms, which are RMSNorm if the file has its epsilon. The width of dense layers is that
+    of their tensors."""
+    check_gating(keys, SIGMOID)
+    same_theta(keys, config)
+    if not isinstance(keys.get(WINDOW_PATTERN), list):
+        keys.fail(WINDOW_PATTERN, "true or false for each layer", keys.get(WINDOW_PATTERN))
+    dense, rms = dense_layers(keys, config), "attention.layer_norm_rms_epsilon"
+    first = keys.file.tensors.get(f"blk.{dense[0]}.ffn_gate.weight") if dense else None
+    return {
+        "logit_scale": keys.number("logit_scale"),
+        "sliding_window": keys.integer(WINDOW),
+        "layer_types": layer_types(keys, config, 4),
+        "rms_norm_eps": keys.number(rms) if keys.get(rms) else None,
+        _WIDTH: keys.integer("expert_feed_forward_length"),
+        _DENSE_WIDTH: None if first is None else first.shape[0],
+        "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in range(config["num_hidden_layers"])],
+        "num_shared_experts": keys.integer("expert_shared_count", 0, minimum=0),
+        "norm_topk_prob": keys.flag("expert_weights_norm"),
+        "expert_selection_fn": "sigmoid",
+    }
+
+
 FAMILY = Family(
     ("Cohere2MoeForCausalLM",),
     decoder_config,
     text_part_of=("Cohere2VisionForConditionalGeneration",),
     read_vision=cohere_vision,
     text_model_types=("cohere2_moe",),
+    gguf=GGUFArchitecture("cohere2moe", eps_key="layer_norm_eps", experts="required", config=_gguf_config),
 )

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import (
+    SLIDING_THETA,
+    WINDOW,
+    GGUFArchitecture,
+    GGUFKeys,
+    dense_layers,
+    layer_types,
+)
+from jaxserve.checkpoint.gguf.routing import SOFTMAX, fixed_router
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, num_layers, read_window, sliding_layers
 from jaxserve.models.families._experts import COUNT_KEYS, dense_or_sparse, read_experts
@@ -38,4 +48,28 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="heads", sliding_rope_theta=sliding_theta)
 
 
-FAMILY = Family(("MellumForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of windows, of the rope of both kinds of layers, and of experts."""
+    fixed_router(keys, SOFTMAX)
+    count, dense = config["num_hidden_layers"], dense_layers(keys, config)
+    theta, kinds = config["rope_theta"], ["full_attention"] * count
+    if keys.get(WINDOW):
+        kinds = layer_types(keys, config, 4)
+    return {
+        "sliding_window": keys.integer(WINDOW) if keys.get(WINDOW) else None,
+        "layer_types": kinds,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", **(config.get("rope_scaling") or {}), "rope_theta": theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": keys.number(SLIDING_THETA, theta)},
+        },
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in range(count)],
+    }
+
+
+FAMILY = Family(
+    ("MellumForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("mellum", experts="required", config=_gguf_config),
+)

@@ -601,7 +601,42 @@ def with_shared_divisors(hf: Config) -> np.ndarray:
     return llama3_divisors({**hf, "rope_theta": hf["rope_theta"][0]})
 
 
+def mellum_keys(hf: Config) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in hf["layer_types"]],
+        "rope.freq_base_swa": hf["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
+
+
+def cohere2_moe_keys(hf: Config) -> dict[str, Any]:
+    width, num_shared = hf["intermediate_size"], hf["num_shared_experts"]
+    return {
+        "logit_scale": hf["logit_scale"],
+        "expert_used_count": hf.get("num_experts_per_tok", 2),
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in hf["layer_types"]],
+        "feed_forward_length": hf["prefix_dense_intermediate_size"],
+        "leading_dense_block_count": hf["first_k_dense_replace"],
+        "expert_feed_forward_length": width,
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "expert_weights_norm": hf.get("norm_topk_prob", True),
+        "expert_shared_count": num_shared,
+        "expert_shared_feed_forward_length": width * num_shared,
+        "rope.dimension_count": hf["head_dim"],
+        "rope.scaling.type": "none",
+    }
+
+
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    "MellumForCausalLM": Conversion(gguf.MODEL_ARCH.QWEN3MOE, mellum_keys, name="mellum"),
+    "Cohere2MoeForCausalLM": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, cohere2_moe_keys, name="cohere2moe"),
+    "Gemma4UnifiedForCausalLM": Conversion(
+        gguf.MODEL_ARCH.GEMMA4,
+        lambda hf: gemma4_keys(hf) | {"embedding_length_per_layer_input": 0},
+        factors=proportional_divisors,
+    ),
     "GlmMoeDsaForCausalLM": Conversion(gguf.MODEL_ARCH.GLM_DSA, sparse_attention_keys, prepare=with_absorbed_latents),
     "DeepseekV32ForCausalLM": Conversion(
         gguf.MODEL_ARCH.GLM_DSA, sparse_attention_keys, prepare=with_absorbed_latents, name="deepseek32"

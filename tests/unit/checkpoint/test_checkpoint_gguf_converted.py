@@ -58,6 +58,10 @@ IN_A_FILE: dict[str, dict[str, Any]] = {
         "num_expert_group": 1,
         "topk_group": 1,
     },
+    "cohere2_moe_tiny": {
+        "expert_selection_fn": "sigmoid",
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
     "step3p5_tiny": {
         "rope_scaling": {
             "rope_type": "llama3",
@@ -93,6 +97,9 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
 @pytest.mark.parametrize(
     "name",
     [
+        "mellum_tiny",
+        "cohere2_moe_tiny",
+        "gemma4_unified_tiny",
         "step3p5_tiny",
         "glm_moe_dsa_tiny",
         "deepseek_v32_tiny",
@@ -415,6 +422,16 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             "mimo_v2_flash_tiny",
             {"attention__head_count_kv": [1, 1, 2, 2, 2, 2]},
             "key 'mimo2.attention.head_count_kv': expected one number for layers with full attention, and twice",
+        ),
+        (
+            "cohere2_moe_tiny",
+            {"attention__sliding_window_pattern": 2},
+            "key 'cohere2moe.attention.sliding_window_pattern': expected true or false for each layer, found 2",
+        ),
+        (
+            "mellum_tiny",
+            {"expert_weights_scale": 2.0},
+            "key 'mellum.expert_weights_scale': expected 1 or none, found 2.0",
         ),
         (
             "step3p5_tiny",
