@@ -13,6 +13,7 @@ from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import num_chars
 from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.grammars.calls import NamedGrammar, call_grammar
+from jaxserve.frontend.grammars.one_of import without_one_of
 from jaxserve.frontend.grammars.schema_checks import check_schema, too_deep
 from jaxserve.frontend.json_schema import intended_schema
 from jaxserve.frontend.parsers.channels import ChannelFormat
@@ -65,7 +66,9 @@ def constraint_grammar(constraint: Constraint, max_depth: int) -> NamedGrammar:
                 except RecursionError:
                     raise too_deep(param, max_depth) from None
             check_schema(value, param, max_depth)
-            grammar = Grammar("json_schema", msgspec.json.encode(intended_schema(value, param)).decode())
+            grammar = Grammar(
+                "json_schema", msgspec.json.encode(without_one_of(intended_schema(value, param))).decode()
+            )
         case "json_object":
             grammar = Grammar("json_schema", '{"type":"object"}')
         case "choice":

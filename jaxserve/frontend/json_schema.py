@@ -169,7 +169,7 @@ def _combined(root: dict[str, Any]) -> frozenset[int]:
     places = [root]
     while places:
         schema = places.pop()
-        places += _children(schema)
+        places += child_schemas(schema)
         if _num_parts(schema) > 1:
             _mark(schema, root, found)
     return frozenset(found)
@@ -209,7 +209,7 @@ def referenced_schema(reference: Any, root: dict[str, Any]) -> dict[str, Any] | 
     return value if isinstance(value, dict) else None
 
 
-def _children(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def child_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the schemas directly inside a schema."""
     for name, value in schema.items():
         if name in _MAPPINGS and isinstance(value, dict):

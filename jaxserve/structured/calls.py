@@ -72,25 +72,24 @@ class _Rules:
         return self._texts[text]
 
     def _members(self, term: Members) -> str:
-        """Return the rule for all members: each has one for itself and those after it, first or after a separator."""
-        name, separator = f"members{self._num_members}", self.sequence(term.separator)
+        """Return the rule for all members: one rule for each place, with what may follow there.
+
+        A separator precedes the choice of the next member, so a place costs the parser few items for each member.
+        """
+        name, size = f"members{self._num_members}", len(term.members)
         self._num_members += 1
-        self.lines += [f'{name}_first_{len(term.members)}: ""', f'{name}_more_{len(term.members)}: ""']
+        if not size:
+            return '""'
+        separator = self.sequence(term.separator)
+        is_empty = [all(member.count != "one" for member in term.members[i:]) for i in range(size)]
+        more = [f"{name}_more_{i}" for i in range(size)] + ['""']
         for i, member in enumerate(term.members):
-            one, first, more = self.sequence(member.terms), f"{name}_first_{i}", f"{name}_more_{i}"
-            next_first, next_more = f"{name}_first_{i + 1}", f"{name}_more_{i + 1}"
-            repeated = f"({separator} {one})"
-            match member.count:
-                case "one":
-                    self.lines += [f"{first}: {one} {next_more}", f"{more}: {repeated} {next_more}"]
-                case "optional":
-                    self.lines += [f"{first}: {one} {next_more} | {next_first}", f"{more}: {repeated}? {next_more}"]
-                case "any":
-                    self.lines += [
-                        f"{first}: {one} {repeated}* {next_more} | {next_first}",
-                        f"{more}: {repeated}* {next_more}",
-                    ]
-        return f"{name}_first_0"
+            one, last = self.sequence(member.terms), i + 1 == size
+            repeated = one if member.count != "any" else f"{one} ({separator} {one})*"
+            others = "" if member.count == "one" or last else f" | {name}_{i + 1}"
+            self.lines += [f"{name}_{i}: {repeated} {more[i + 1]}{others}"]
+            self.lines += [f"{more[i]}: {separator} {name}_{i}" + (' | ""' if is_empty[i] else "")] if i else []
+        return f"({name}_0)?" if is_empty[0] else f"{name}_0"
 
 
 def _around(calls: CallGrammar, rules: _Rules) -> list[str]:

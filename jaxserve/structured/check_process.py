@@ -15,10 +15,10 @@ from llguidance import LLTokenizer
 from jaxserve.config import StructuredConfig
 from jaxserve.forkserver.serve import Service, serve
 from jaxserve.ipc.messages import Grammar
-from jaxserve.structured.compiling import GrammarError, load_ll_tokenizer, new_matcher
+from jaxserve.structured.compiling import GrammarError, load_ll_tokenizer, matcher_error, new_matcher
 from jaxserve.structured.gbnf import gbnf_to_lark
 from jaxserve.structured.memory import resident_bytes
-from jaxserve.structured.protocol import CheckReply, CheckSpec
+from jaxserve.structured.protocol import OVERLAPPING_ONE_OF, CheckReply, CheckSpec
 
 _MAX_ERROR_CHARS: Final = 500
 _UNKNOWN_KEYS: Final = "Unimplemented keys:"
@@ -52,7 +52,7 @@ def _check(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -
         matcher = new_matcher(grammar, tokenizer, config)
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(matcher.get_error())
+            raise matcher_error(matcher)
         if not any(mask) and not matcher.is_stopped():
             raise GrammarError("it allows no text at all")
     except GrammarError as error:
@@ -71,9 +71,7 @@ def _reason(text: str) -> str:
         names = text.removeprefix(_UNKNOWN_KEYS).strip().strip("[]").replace('"', "")
         return f"not supported in schemas: {names}. Remove such keys and check the reply"[:_MAX_ERROR_CHARS]
     if "coerce_one_of" in text:
-        return (
-            "oneOf is supported if no value can match two of its schemas: write anyOf, or remove it and check the reply"
-        )
+        return OVERLAPPING_ONE_OF
     if "Default retriever" in text:
         name = text.partition("'")[2].partition("'")[0].removeprefix("json-schema:///")
         return f"a $ref to another document, {name}, is not followed: put that schema into $defs"[:_MAX_ERROR_CHARS]

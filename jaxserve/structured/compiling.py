@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -74,12 +75,24 @@ _MAX_ITEMS: Final = 500
 """Parser items per position of the text: the cost of ambiguous grammars grows cubically beyond."""
 _MAX_STEP_ITEMS: Final = 10_000
 """Parser items per step: about thirty milliseconds."""
+_MAX_JSON_ITEMS: Final = 6_000
+"""Parser items per position where brackets and tags tell what a text is: four for an optional property, two for one outside JSON."""
+_MAX_JSON_STEP_ITEMS: Final = 50_000
+"""Parser items per step for such grammars: 20 ms for a thousand optional properties."""
 _STEP_FUEL: Final = 5_000_000
 """Work of the lexer per step: a tenth of a second, as for `masks`. A count that divides a text in many ways needs most."""
+_TOO_MANY_ITEMS: Final = re.compile(r"(?<=Current row has )\d+ items; max is \d+|(?<=Too many items \()limit \d+")
 
 
 class GrammarError(ValueError):
     """The grammar cannot be followed; the text says why."""
+
+
+def matcher_error(matcher: LLMatcher) -> GrammarError:
+    """Return the error at which a matcher stopped, in words of its own for limits of the parser."""
+    text = matcher.get_error()
+    found = _TOO_MANY_ITEMS.search(text)
+    return GrammarError(text if found is None else f"too many of its alternatives may come next ({found[0]})")
 
 
 def source_of(grammar: Grammar) -> str:
@@ -96,16 +109,17 @@ def source_of(grammar: Grammar) -> str:
 
 def new_matcher(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> LLMatcher:
     """Return a matcher at the start of `grammar`. Raises GrammarError for one that is invalid or too large."""
+    is_json = grammar.kind in ("json_schema", "calls")
     limits = LLParserLimits(
-        max_items_in_row=_MAX_ITEMS,
-        step_max_items=_MAX_STEP_ITEMS,
+        max_items_in_row=_MAX_JSON_ITEMS if is_json else _MAX_ITEMS,
+        step_max_items=_MAX_JSON_STEP_ITEMS if is_json else _MAX_STEP_ITEMS,
         step_lexer_fuel=_STEP_FUEL,
         max_lexer_states=config.max_grammar_states,
         verbose_errors=False,
     )
     matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=limits)
     if matcher.is_error():
-        raise GrammarError(matcher.get_error())
+        raise matcher_error(matcher)
     if warnings := matcher.get_grammar_warnings():  # about what it ignores
         raise GrammarError("; ".join(warnings))
     return matcher

@@ -30,7 +30,7 @@ from llguidance import LLMatcher, LLTokenizer
 from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import Grammar
 from jaxserve.sampling.bits import pack_bits
-from jaxserve.structured.compiling import GrammarError, new_matcher
+from jaxserve.structured.compiling import GrammarError, matcher_error, new_matcher
 from jaxserve.structured.memory import resident_bytes
 
 _NUM_THREADS: Final = 4
@@ -163,7 +163,7 @@ class GrammarMasks:
         """
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
-            raise GrammarError(matcher.get_error())
+            raise matcher_error(matcher)
         mask = np.zeros_like(self.everything)
         num_bytes = min(len(bits), mask.nbytes)
         mask.view(np.uint8)[:num_bytes] = bits[:num_bytes]
@@ -215,7 +215,7 @@ def _watched(matcher: LLMatcher) -> Iterator[None]:
     started_s = time.thread_time()
     yield
     if matcher.is_error():
-        raise GrammarError(matcher.get_error())
+        raise matcher_error(matcher)
     if time.thread_time() - started_s > _MAX_STEP_S:
         raise GrammarError("it takes too long to find out which tokens may come next")
 
@@ -318,4 +318,4 @@ class GrammarState:
 
     def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
         if not matcher.consume_tokens(tokens):
-            raise GrammarError(matcher.get_error() or f"tokens {tokens[:8]} do not fit")
+            raise matcher_error(matcher) if matcher.is_error() else GrammarError(f"tokens {tokens[:8]} do not fit")

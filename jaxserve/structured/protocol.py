@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from jaxserve.config import StructuredConfig
 
 MODULE = "jaxserve.structured.check_process"
+OVERLAPPING_ONE_OF: Final = (
+    "oneOf is supported if no value can match two of its schemas: write anyOf, or remove it and check the reply"
+)
+"""The reason why a schema is rejected."""
 
 
 class CheckSpec(msgspec.Struct, frozen=True):

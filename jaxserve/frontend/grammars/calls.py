@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from jaxserve.errors import unsupported
+from jaxserve.frontend.grammars.one_of import without_one_of
 from jaxserve.frontend.grammars.schema_checks import check_schema
 from jaxserve.frontend.json_schema import intended_schema
 from jaxserve.frontend.messages import FunctionDefinition
@@ -110,7 +111,7 @@ def _schema(function: FunctionDefinition, param: str, max_depth: int) -> dict[st
     if function.parameters is None:
         return _NO_PARAMETERS
     check_schema(function.parameters, param, max_depth)
-    schema = intended_schema(function.parameters, param)
+    schema = without_one_of(intended_schema(function.parameters, param))
     return schema if "$ref" in schema else {"type": "object", **schema}
 
 

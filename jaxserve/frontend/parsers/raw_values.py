@@ -10,9 +10,11 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
+from jaxserve.errors import invalid
 from jaxserve.frontend.parsers.arguments import ANNOTATIONS, Arguments
 from jaxserve.frontend.parsers.schema_types import ParameterTypes, type_of, typed_json
 from jaxserve.ipc.call_grammar import ANY_TEXT, Either, Term, Terms
+from jaxserve.structured.protocol import OVERLAPPING_ONE_OF
 
 _INTEGER: Final = "-?(0|[1-9][0-9]*)"
 _SCALARS: Final = {
@@ -104,6 +106,8 @@ def branches_of(schema: dict[str, Any], arguments: Arguments) -> list[dict[str, 
             raise arguments.unsupported("a schema of so many alternatives")
         part = arguments.resolved(places.pop())
         names = part.keys() - ANNOTATIONS
+        if names == {"oneOf"} and len(part["oneOf"]) > 1:
+            raise invalid(arguments.param, OVERLAPPING_ONE_OF)
         combining = next((name for name in ("anyOf", "oneOf", "allOf") if names == {name}), None)
         if combining is not None and (combining != "allOf" or len(part[combining]) == 1):
             places += reversed(part[combining])
@@ -130,7 +134,7 @@ def string_terminal(schema: Any, arguments: Arguments, depth: int = 0) -> str | 
             if not allowed or (name == "allOf" and None in terminals):
                 return None
             if name == "oneOf" and len(allowed) > 1:
-                raise arguments.unsupported("oneOf with several strings")
+                raise invalid(arguments.param, OVERLAPPING_ONE_OF)
             parts.append((" & " if name == "allOf" else " | ").join(allowed))
         elif name in ("enum", "const"):
             texts = [each for each in (value if name == "enum" else [value]) if isinstance(each, str)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
 import weakref
 from pathlib import Path
 from threading import Event
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -17,12 +19,12 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.call_grammar import CallGrammar, Json, Terminals
+from jaxserve.ipc.call_grammar import CallGrammar, Json, Member, Members, Terminals
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured import masks as masks_module
 from jaxserve.structured.check_process import checked, converted
-from jaxserve.structured.compiling import Vocabulary, ll_tokenizer, new_matcher
+from jaxserve.structured.compiling import Vocabulary, ll_tokenizer, matcher_error, new_matcher
 from jaxserve.structured.masks import GrammarMasks, GrammarState
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -199,6 +201,27 @@ def test_a_reply_is_calls_or_the_answer_of_a_schema(
     assert not any(accepts(vocabulary, tokenizer, grammar, *reply) for reply in wrong)
 
 
+COUNTS: tuple[Literal["one", "optional", "any"], ...] = ("one", "optional", "any")
+TIMES = {"one": "{1}", "optional": "?", "any": "*"}
+
+
+@pytest.mark.parametrize("separator", ["", ","])
+@pytest.mark.parametrize("counts", list(itertools.product(COUNTS, repeat=2)))
+def test_members_are_in_their_order_with_separators_between_them(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, counts: tuple[Any, Any], separator: str
+) -> None:
+    encode = Vocabulary(tokenizer)
+    tokens = {letter: encode(letter.encode())[0] for letter in "abc(),"}
+    members = tuple(Member((name,), count) for name, count in zip("abc", (*counts, "optional"), strict=True))
+    call = CallGrammar((), (("(", Members(members, (separator,) if separator else ()), ")"),), None, ())
+    matcher = new_matcher(Grammar("calls", msgspec.json.encode(call).decode()), vocabulary, CONFIG)
+    right = re.compile("".join(name + TIMES[count] for name, count in zip("abc", (*counts, "optional"), strict=True)))
+    sequences = (names for size in range(5) for names in itertools.product("abc", repeat=size))
+    texts = {f"({separator.join(names)})": bool(right.fullmatch("".join(names))) for names in sequences}
+    for text, fits in (texts | {"(,c)": False, "(a,)": False, "(a,,c)": False}).items():
+        assert (matcher.validate_tokens([tokens[letter] for letter in text]) == len(text)) == fits, text
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "fits"),
     [
@@ -248,6 +271,16 @@ def test_a_schema_that_cannot_be_followed_is_refused_in_words_of_its_own(
     error = checked(Grammar("json_schema", json.dumps(schema)), vocabulary, CONFIG).error
     assert error is not None
     assert error.startswith(reason)
+
+
+def test_a_limit_of_the_parser_has_words_of_its_own(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    ambiguous = new_matcher(Grammar("lark", 'start: a\na: "x" | a a | a a a\n'), vocabulary, CONFIG)
+    (letter,) = Vocabulary(tokenizer)(b"x")
+    while ambiguous.consume_token(letter):
+        pass
+    assert re.fullmatch(
+        r"too many of its alternatives may come next \(\d+ items; max is 500\)", str(matcher_error(ambiguous))
+    )
 
 
 def test_oneof_of_schemas_that_exclude_each_other_is_followed(vocabulary: LLTokenizer) -> None:

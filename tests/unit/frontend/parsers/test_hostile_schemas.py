@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
@@ -118,6 +119,57 @@ def test_patterns_with_slashes_and_dollars_are_theirs(
         matcher = new_matcher(grammar, vocabulary, StructuredConfig())
         tokens = tokenizer.encode(f"{beginning}{value}{ending}", add_special_tokens=False)
         assert (matcher.validate_tokens(tokens) == len(tokens)) is is_taken, value
+
+
+def text_strings(count: int) -> dict[str, Any]:
+    return {f"field_{i}": {"type": "string"} for i in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [*((name, 200) for name in (*FORMATS, "hermes")), pytest.param("hermes", 990, marks=pytest.mark.slow)],
+)
+def test_many_optional_parameters_are_followed(
+    tokenizer: Tokenizer, vocabulary: LLTokenizer, name: str, count: int
+) -> None:
+    """Each token is one that the mask allows, the last of them: the text goes through names and values of parameters."""
+    schema = {"type": "object", "properties": text_strings(count), "additionalProperties": False}
+    matcher = new_matcher(forced(tokenizer, name, schema).grammar, vocabulary, StructuredConfig())
+    begun = len(matcher.compute_ff_tokens())
+    for _ in range(begun + 6):
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
+        assert matcher.consume_token(int(allowed[-1])) and not matcher.is_error(), matcher.get_error()
+
+
+@pytest.mark.parametrize(
+    ("wide", "count"),
+    [
+        ({"type": "object", "properties": text_strings(1000)}, 1002),
+        ({"anyOf": [{"type": "object", "properties": text_strings(10)}] * 100}, 1200),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "properties": text_strings(400)}, 1004),
+        ({"type": "object", "properties": text_strings(60), "minProperties": 1}, 1202),
+        ({"type": "object", "patternProperties": {f"^{i}$": {} for i in range(1000)}}, 1002),
+    ],
+)
+def test_a_schema_that_is_too_wide_is_refused_with_its_place(
+    tokenizer: Tokenizer, wide: dict[str, Any], count: int
+) -> None:
+    schema = of_x(wide, a={"type": "object", "properties": text_strings(600)})
+    with pytest.raises(InvalidRequestError) as caught:
+        forced(tokenizer, "hermes", schema)
+    assert str(caught.value).startswith(
+        "Invalid value for 'tools[0].function.parameters': '#/properties/x': at most 1000 "
+    )
+    assert str(caught.value).endswith(f"at one place, got {count}.")
+
+
+def test_parameters_that_are_required_are_not_wide(tokenizer: Tokenizer) -> None:
+    """One that is required ends a run of others: what may come next ends with it."""
+    names = text_strings(1600)
+    schema = {"type": "object", "properties": names, "required": [*names][::2]}
+    assert len(forced(tokenizer, "hermes", schema).grammar.text) > 1 << 14
+    recursive = of_x({"anyOf": [A]}, a={"anyOf": [A, {"type": "null"}]})
+    assert forced(tokenizer, "hermes", recursive)
 
 
 def test_unbalanced_parentheses_do_not_leave_their_pattern(tokenizer: Tokenizer, vocabulary: LLTokenizer) -> None:
