@@ -39,9 +39,9 @@ class ReasoningFormat:
         prompt_end: end of the prompt's text, control tokens included.
         """
         prompt_end = prompt_end.rstrip()
-        if prompt_end.endswith(self.closer):
+        if prompt_end.endswith((self.closer, *self.other_closers)):
             return self.opener + self.closer
-        return self.opener if self.starts_open or prompt_end.endswith(self.opener) else ""
+        return self.opener if self.starts_open or prompt_end.endswith((self.opener, *self.other_openers)) else ""
 
 
 def read_reasoning(scanner: Scanner, markers: ReasoningFormat) -> Reading[None]:

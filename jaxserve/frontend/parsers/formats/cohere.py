@@ -11,7 +11,7 @@ from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 COHERE_TOOLS: Final = ToolFormat(
     name="cohere",
-    aliases=("cohere_command3",),
+    aliases=("cohere_command3", "cohere_command4"),
     sections=(Section(opener="<|START_ACTION|>", body=JsonBody(), closer="<|END_ACTION|>"),),
     template_signs=("<|START_ACTION|>",),
     syntaxes=(

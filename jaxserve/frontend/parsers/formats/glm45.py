@@ -1,4 +1,4 @@
-"""Tool calls of GLM-4.5 to GLM-5, Ling 3.0, Laguna and Hunyuan 3: a name, then keys and values between tags."""
+"""Tool calls of GLM-4.5 to GLM-5, Ling 3.0, Laguna and HyperCLOVA X SEED Think: a name, then keys and values between tags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tagged import TaggedBody
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat, wrapped_syntax
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 _BODY: Final = TaggedBody(
     parameter="<arg_key>",
@@ -43,17 +43,3 @@ GLM47_TOOLS: Final = replace(
     priority=4,
 )
 """GLM-4.7 and later: nothing between the tags."""
-_HY_SECTION: Final = Section(
-    wrapper="<tool_calls>",
-    opener="<tool_call>",
-    body=replace(_BODY, name_end="<tool_sep>"),
-    closer="</tool_call>",
-    wrapper_end="</tool_calls>",
-)
-HY_V3_TOOLS: Final = ToolFormat(
-    name="hy_v3",
-    sections=(_HY_SECTION,),
-    template_signs=("<tool_sep>",),
-    syntaxes=(wrapped_syntax(_HY_SECTION, "<tool_sep>\n", _BODY, line="\n"),),
-    priority=5,
-)

@@ -11,6 +11,7 @@ from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 JAMBA_TOOLS: Final = ToolFormat(
     name="jamba",
+    aliases=("minimax",),
     sections=(Section(opener="<tool_calls>", body=JsonBody(), closer="</tool_calls>"),),
     template_signs=("<tool_calls>",),
     foreign_signs=("<tool_call>", "<tool_sep>", "<invoke"),
@@ -26,6 +27,7 @@ NEMOTRON_JSON_TOOLS: Final = ToolFormat(
 HUNYUAN_A13B_TOOLS: Final = replace(
     JAMBA_TOOLS,
     name="hunyuan_a13b",
+    aliases=(),
     template_signs=('<tool_calls>[{"name": "func_name1"',),
     foreign_signs=(),
     syntaxes=(CallSyntax(begin="<tool_calls>[", separator=", ", end="]</tool_calls>"),),

@@ -1,7 +1,8 @@
-"""Tool calls of MiniMax-M2: invocations whose parameters are tags with a name."""
+"""Tool calls of MiniMax-M2 and dots: invocations whose parameters are tags with a name."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
@@ -29,4 +30,11 @@ MINIMAX_M2_TOOLS: Final = ToolFormat(
     sections=(_SECTION,),
     template_signs=("<minimax:tool_call>",),
     syntaxes=(wrapped_syntax(_SECTION, '">\n', _BODY, line="\n"),),
+)
+_DOTS_SECTION: Final = replace(_SECTION, wrapper="<dots_function_call>", wrapper_end="</dots_function_call>")
+DOTS_TOOLS: Final = ToolFormat(
+    name="dots",
+    sections=(_DOTS_SECTION,),
+    template_signs=("<dots_function_call>",),
+    syntaxes=(wrapped_syntax(_DOTS_SECTION, '">\n', _BODY, line="\n"),),
 )

@@ -1,4 +1,4 @@
-"""Tool calls of Qwen3-Coder, one tag per parameter, and of Seed-OSS, with its reasoning."""
+"""Tool calls of Qwen3-Coder, one tag per parameter, of ZAYA1, and of Seed-OSS, with its reasoning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BODY: Final = TaggedBody(
 
 QWEN3_CODER_TOOLS: Final = ToolFormat(
     name="qwen3_coder",
-    aliases=("mimo", "qwen3_xml", "step3p5"),
+    aliases=("iquest_coder", "mimo", "qwen3_xml", "step3p5"),
     sections=(
         Section(
             wrapper="<tool_call>", opener="<function=", body=_BODY, closer="</function>", wrapper_end="</tool_call>"
@@ -34,6 +34,22 @@ QWEN3_CODER_TOOLS: Final = ToolFormat(
             is_name_quoted=False,
         ),
     ),
+)
+ZAYA_TOOLS: Final = replace(
+    QWEN3_CODER_TOOLS,
+    name="zaya_xml",
+    aliases=(),
+    sections=(replace(QWEN3_CODER_TOOLS.sections[0], wrapper="<zyphra_tool_call>", wrapper_end="</zyphra_tool_call>"),),
+    template_signs=("<zyphra_tool_call>",),
+    syntaxes=(
+        replace(
+            QWEN3_CODER_TOOLS.syntaxes[0],
+            begin="<zyphra_tool_call>",
+            after="</function>\n</zyphra_tool_call>",
+            separator="\n<zyphra_tool_call>",
+        ),
+    ),
+    priority=4,
 )
 
 _SEED_BODY: Final = TaggedBody(

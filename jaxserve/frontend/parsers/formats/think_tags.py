@@ -15,7 +15,6 @@ QWEN3_REASONING: Final = ReasoningFormat(
         "glm45",
         "glm47",
         "holo2",
-        "hy_v3",
         "kimi_k2",
         "mimo",
         "minimax_m2",

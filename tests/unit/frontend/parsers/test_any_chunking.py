@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS
+from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from tests.unit.frontend.parsers.reading import events_of, output_format
 from tests.unit.frontend.parsers.test_tool_formats import ONE_CALL, VARIANTS
@@ -23,6 +23,7 @@ SPECIAL = {
     ]
     for name in NAMES
 }
+REASONING = {name: spoken.markers for name, spoken in sorted(REASONING_FORMATS.items())}
 NOT_JSON = (
     "muse_glimmer",
     "glm47",
@@ -38,6 +39,9 @@ NOT_JSON = (
     "glm45",
     "minimax_m2",
     "seed_oss",
+    "zaya_xml",
+    "dots",
+    "hy_v4",
 )
 COMMON = [
     *'{}[]()"\\,:;=<>`|\' \n', "now", "get_weather", '{"name": "now", "arguments": {', '"a"', "null", "1", "é🐚",
@@ -49,8 +53,10 @@ COMMON = [
 def cut_replies(draw: st.DrawFn) -> tuple[OutputFormat, str, list[str], str]:
     """A output_format, a prompt's end, a reply of likely and unlikely parts, and the same reply in pieces."""
     name = draw(st.sampled_from(NAMES))
-    spoken = output_format(name, None if name in CHANNEL_FORMATS else draw(st.sampled_from([None, "qwen3"])))
-    parts = st.one_of(st.sampled_from(SPECIAL[name]), st.sampled_from(COMMON), st.text(max_size=4))
+    reasoning = None if name in CHANNEL_FORMATS else draw(st.sampled_from([None, "qwen3", *REASONING]))
+    spoken = output_format(name, reasoning)
+    special = [*SPECIAL[name], *REASONING.get(reasoning or "", ())]
+    parts = st.one_of(st.sampled_from(special), st.sampled_from(COMMON), st.text(max_size=4))
     texts = draw(st.lists(parts, max_size=12))
     cuts = draw(st.lists(st.integers(0, 40), max_size=12))
     text = "".join(part[: cut or None] for part, cut in zip(texts, cuts + [0] * len(texts), strict=False))

@@ -85,6 +85,11 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
         ("system_prompt + 'List of tools: ['", "lfm2"),
         ("{{- '<tool_calls>[' }}", "jamba"),
         ("<tool_calls>\n<tool_call>{name}<tool_sep>\n<arg_key>", "hy_v3"),
+        ("set HYTK = ':opensource' %}{{ '<tool_sep{}>'.format(HYTK) }}", "hy_v3"),
+        ("set HYTK = ':6124c78e' %}{{ '<arg_key{}>'.format(HYTK) }}", "hy_v4"),
+        ("<|tool_calls|><|tool_call:begin|>", "solar_open"),
+        ("<zyphra_tool_call>\n<function=example>\n<parameter=x>", "zaya_xml"),
+        ('<dots_function_call>\n<invoke name="f">\n<parameter name="x">', "dots"),
         ("{{- '<|python_tag|>' }}", "llama3_json"),
         ('{"name": function name, "parameters": dictionary of names}', "llama3_json"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
@@ -115,6 +120,9 @@ def test_signs_of_a_template(text: str, tools: str) -> None:
         ("<think></think> and <response></response>", "ernie45"),
         ("<think> <|extra_4|>", "hunyuan_a13b"),
         ("Here is my thought process:", "granite"),
+        ("set HYTK = ':opensource' %}{{ '<think{}>'.format(HYTK) }}", "hy_v3"),
+        ("set HYTK = ':6124c78e' %}{{ '<think{}>'.format(HYTK) }}", "hy_v4"),
+        ("<|begin|>assistant<|think|>", "solar_open"),
     ],
 )
 def test_signs_of_reasoning_in_a_template(text: str, reasoning: str) -> None:

@@ -75,6 +75,10 @@ def test_other_markers(name: str, text: str) -> None:
         ("hunyuan_a13b", "<think>\nWhy?\n</think>\n<answer>\nSo.\n</answer>", "So."),
         ("hunyuan_a13b", "<think>\nWhy?\n</think>\nSo <answer", "So <answer"),
         ("granite", "Here is my thought process: Why? Here is my response: So.", "So."),
+        ("hy_v3", "<think:opensource>Why?</think:opensource>So.", "So."),
+        ("hy_v3", "<think>Why?</think>So.", "So."),
+        ("hy_v4", "<think:6124c78e>\nWhy?</think:6124c78e>\nSo.", "So."),
+        ("solar_open", "<|think|>Why?<|end|><|begin|>assistant<|content|>So.", "So."),
         ("granite", "Here's my thought process: Why? Here's my response:\nSo.", "So."),
     ],
 )
@@ -88,6 +92,14 @@ def test_calls_beside_tags_of_answers_are_read() -> None:
     text = 'Why?\n</think>\n\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n'
     reply = read(output_format("hermes", "ernie45"), text, "<think>\n")
     assert (reply.reasoning, reply.calls, reply.content) == ("Why?", [("now", "{}")], "")
+
+
+def test_calls_after_turns_of_solar_open_are_read() -> None:
+    call = "<|tool_calls|><|tool_call:begin|>0<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|>"
+    for begin, content in (("<|content|>Let me see.", "Let me see."), ("", "")):
+        text = f"<|think|>Why?<|end|><|begin|>assistant{begin}{'<|end|><|begin|>assistant' * bool(begin)}{call}"
+        reply = read(output_format("solar_open", "solar_open"), text, "<|end|><|begin|>assistant")
+        assert (reply.reasoning, reply.calls, reply.content) == ("Why?", [("now", "{}")], content)
 
 
 def test_calls_in_the_reasoning_are_thoughts_and_after_it_are_calls() -> None:

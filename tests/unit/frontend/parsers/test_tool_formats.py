@@ -36,6 +36,16 @@ ONE_CALL = {
     '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
     "hy_v3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Par}is</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>",
+    "hy_v4": "<tool_calls:6124c78e>\n<tool_call:6124c78e>get_weather\n<arg_key:6124c78e>city</arg_key:6124c78e>\n"
+    "<arg_value:6124c78e>Par}is</arg_value:6124c78e>\n<arg_key:6124c78e>days</arg_key:6124c78e>\n"
+    "<arg_value:6124c78e>3</arg_value:6124c78e>\n</tool_call:6124c78e>\n</tool_calls:6124c78e>",
+    "solar_open": "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>"
+    + JSON
+    + "<|tool_call:end|>",
+    "zaya_xml": "<zyphra_tool_call>\n<function=get_weather>\n<parameter=city>\nPar}is\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</zyphra_tool_call>",
+    "dots": '<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">Par}is</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</dots_function_call>',
     "hunyuan_a13b": '<tool_calls>[{"name": "get_weather", "arguments": ' + JSON + "}]</tool_calls>",
     "internlm": '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": ' + JSON + "}<|action_end|>",
     "longcat": '<longcat_tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "}\n</longcat_tool_call>",
@@ -94,6 +104,12 @@ VARIANTS = [
     ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Par}is</arg_value><arg_key>days</arg_key>"
      "<arg_value>3</arg_value></tool_call>"),
     ("glm45", "<tool_call> get_weather \n<arg_key>days</arg_key><arg_value> 3 </arg_value><arg_key>city</arg_key><arg_value>Par}is</arg_value></tool_call>"),
+    ("jamba", '<tool_calls>\n{"name": "get_weather", "arguments": ' + JSON + "}\n</tool_calls>"),
+    ("hy_v3", "<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city"
+     "</arg_key:opensource>\n<arg_value:opensource>Par}is</arg_value:opensource>\n<arg_key:opensource>days</arg_key:opensource>\n"
+     "<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>"),
+    ("hy_v4", "<tool_calls><tool_call>get_weather<arg_key>city</arg_key><arg_value>Par}is</arg_value><arg_key>days</arg_key>"
+     "<arg_value>3</arg_value></tool_call></tool_calls>"),
     ("minimax_m2", '<invoke name="get_weather"><parameter name="city">Par}is</parameter><parameter name="days">3</parameter></invoke>'),
     ("seed_oss", "<function=get_weather><parameter=city>Par}is</parameter><parameter=days>3</parameter></function>"),
     ("phi4_mini_json", 'functools[{"name": "get_weather", "arguments": ' + JSON + "}]"),
@@ -148,6 +164,9 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
         ("granite-20b-fc", '{0}\n<function_call> {{"name": "now", "arguments": {{}}}}'),
         ("xlam", '[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": {{}}}}]'),
         ("apertus", '<|tools_prefix|>[{{"get_weather": {1}}}, {{"now": {{}}}}]<|tools_suffix|>'),
+        ("hy_v4", "{7}<tool_call:6124c78e>now</tool_call:6124c78e></tool_calls:6124c78e>"),
+        ("solar_open", "{0}<|tool_call:begin|>1<|tool_call:name|>now<|tool_call:args|>{{}}<|tool_call:end|>"),
+        ("zaya_xml", "{0}\n<zyphra_tool_call>\n<function=now>\n</function>\n</zyphra_tool_call>"),
         ("minimax_m2", '{4}<invoke name="now">\n</invoke>\n</minimax:tool_call>'),
         ("seed_oss", "{0}\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>"),
         ("granite", '<|tool_call|>[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": {{}}}}]'),
@@ -176,7 +195,7 @@ def test_two_calls_are_read(name: str, text: str) -> None:
     first = ONE_CALL[name]
     ends = (
         "<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "</minimax:tool_call>", "</｜DSML｜function_calls>",
-        "</tool_calls>",
+        "</tool_calls>", "</tool_calls:6124c78e>",
     )  # fmt: skip
     whole = text.format(first, JSON, *map(first.removesuffix, ends))
     assert arguments(read(output_format(name), whole).calls) == [("get_weather", WEATHER), NOW]
