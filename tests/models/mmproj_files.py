@@ -138,11 +138,13 @@ def _permuted(name: str, array: np.ndarray, text: dict[str, Any]) -> np.ndarray:
 
 def _pixtral_vision(name: str, array: np.ndarray, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     name = name.replace("vision_tower.vision_model.", "vision_tower.")
+    name = name.replace("model.vision_encoder.", "vision_tower.")
+    name = name.replace("model.vision_projection.", "multi_modal_projector.")
     mapped = _tower_names().get_name(name, _ENDS)
     assert mapped is not None, name
     is_permuted = name.endswith(("q_proj.weight", "k_proj.weight"))
     yield mapped, as_llama_cpp_stores(array, config["vision_config"]["num_attention_heads"]) if is_permuted else array
-    if name.endswith("ln_pre.weight"):
+    if name.endswith("ln_pre.weight") and config["model_type"] != "lighton_ocr":
         yield "v.token_embd.img_break", array  # anything: the text model has it, too
 
 
@@ -308,6 +310,13 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         _pixtral_keys,
         _permuted,
         _pixtral_vision,
+    ),
+    "lighton_ocr_tiny": Conversion(
+        gguf.MODEL_ARCH.QWEN3,
+        gguf.VisionProjectorType.LIGHTONOCR,
+        lambda text: {},
+        _pixtral_keys,
+        stored_vision=_pixtral_vision,
     ),
     "mistral3_vision_tiny": Conversion(
         gguf.MODEL_ARCH.MISTRAL3,

@@ -1,4 +1,4 @@
-"""mmproj files of Pixtral's tower: Pixtral, Mistral 3 and Ministral 3."""
+"""mmproj files of Pixtral's tower: Pixtral, Mistral 3, Ministral 3 and LightOnOCR."""
 
 from __future__ import annotations
 
@@ -33,6 +33,20 @@ def _longest(keys: TowerKeys) -> dict[str, Any]:
     return {"size": {"longest_edge": keys.vision.integer("image_size", maximum=SIDE)}}
 
 
+def _lighton(keys: TowerKeys) -> dict[str, Any]:
+    """Return the keys of LightOnOCR, whose prompts have nothing between rows of an image's tokens."""
+    merge = keys.vision.integer("spatial_merge_size", maximum=SIDE)
+    return {"architectures": ["LightOnOcrForConditionalGeneration"], "spatial_merge_size": merge}
+
+
+_NAMES: Final = {
+    **GATED,
+    "mm.1.": "connector.linear_1.",
+    "mm.2.": "connector.linear_2.",
+    "mm.input_norm.": "connector.norm.",
+    "mm.patch_merger.": "connector.merging_layer.",
+}
+
 PIXTRAL: Final = Projector(
     "pixtral",
     architectures=("mistral3", "llama"),
@@ -46,13 +60,19 @@ PIXTRAL: Final = Projector(
     vision=_pixtral,
     preprocessing=_longest,
     whole=_pixtral_projector,
-    names={
-        **GATED,
-        "mm.1.": "connector.linear_1.",
-        "mm.2.": "connector.linear_2.",
-        "mm.input_norm.": "connector.norm.",
-        "mm.patch_merger.": "connector.merging_layer.",
-    },
+    names=_NAMES,
     unused=("v.token_embd.img_break",),  # a row of the text model's embeddings
+    is_rope_permuted=True,
+)
+LIGHTON_OCR: Final = Projector(
+    "lightonocr",
+    architectures=("qwen3",),
+    model_type="lighton_ocr",
+    processor_type="PixtralImageProcessor",
+    tokens={"image_token": ("<|image_pad|>",)},
+    vision=_pixtral,
+    preprocessing=_longest,
+    whole=_lighton,
+    names=_NAMES,
     is_rope_permuted=True,
 )
