@@ -221,8 +221,8 @@ class GGUFArchitecture:
     """Hugging Face name by llama.cpp name, for parts of a layer that differ from Llama's."""
     renames: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
     """Return our names of parts whose names depend on the config, as `Family.config_renames` does; None: there are none."""
-    bare_parts: tuple[str, ...] = ()
-    """llama.cpp's names of parts whose weights have no suffix."""
+    bare_parts: Mapping[str, str] = field(default_factory=dict)
+    """Suffix by llama.cpp's name, for parts whose weights or biases files store without it."""
     top_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face name by llama.cpp name, for tensors outside layers that differ from Llama's."""
     experts: Literal["none", "optional", "required"] = "none"
@@ -250,7 +250,7 @@ class GGUFArchitecture:
             part = _EXPERTS.get(match[2])
         if part is None:
             return None
-        suffix = match[3] or ("weight" if match[2] in self.bare_parts else None)
+        suffix = match[3] or self.bare_parts.get(match[2])
         name = f"model.layers.{match[1]}.{part}"
         if (suffix is None) != (part in _WITHOUT_SUFFIX):
             return None

@@ -101,7 +101,7 @@ FAMILY = Family(
         "falcon-h1",
         has_bias_flags=True,
         tensor_names=TENSOR_NAMES,
-        bare_parts=("ffn_norm",),
+        bare_parts={"ffn_norm": "weight"},
         config=_gguf_config,
     ),
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import SINKS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types, same_theta
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families import granite
 from jaxserve.models.families._common import build, num_layers, read_window, sliding_layers
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families.granite import FACTORS, with_factors
+from jaxserve.models.families.granite import FACTORS, gguf_factors, with_factors
 
 DEFAULTS = dict(
     granite.DEFAULTS, num_key_value_heads=4, rms_norm_eps=1e-5, sliding_window=128, tie_word_embeddings=True
@@ -62,4 +64,31 @@ def read_thetas(keys: Keys, count: int) -> list[float | None]:
     return [0.0 if theta == 0 else Keys({_THETAS: theta}, keys.prefix).number(_THETAS, low=1.0) for theta in found]
 
 
-FAMILY = Family(("GraniteSWAForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the factors, the windows, and which layers rotate."""
+    same_theta(keys, config)
+    count, pattern = config["num_hidden_layers"], "attention.rope_pattern"
+    rotates = keys.get(pattern)
+    if rotates is None:
+        rotates = [True] * count
+    if not isinstance(rotates, list) or len(rotates) != count or not all(each in (0, 1) for each in rotates):
+        keys.fail(pattern, f"true or false for each of the {count} layers", rotates)
+    return {
+        **gguf_factors(keys, config),
+        "sliding_window": keys.integer(WINDOW),
+        "layer_types": layer_types(keys, config, 4),
+        _THETAS: [config["rope_theta"] if each else 0 for each in rotates],
+    }
+
+
+FAMILY = Family(
+    ("GraniteSWAForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "granite_swa",
+        is_rope_permuted=True,
+        has_bias_flags=True,
+        tensor_names={"attn_sinks": SINKS},
+        config=_gguf_config,
+    ),
+)

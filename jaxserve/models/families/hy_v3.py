@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, dense_or_sparse, read_experts, with_shared
@@ -38,6 +41,24 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(build(keys, layers=layers, computed=COUNT_KEYS), qk_norm="heads")
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of experts; shared ones are as wide as some routed ones together."""
+    check_gating(keys, SIGMOID)
+    norm, shared = "expert_weights_norm", "expert_shared_feed_forward_length"
+    if not keys.flag(norm):
+        keys.fail(norm, "true", keys.get(norm))
+    width, dense = keys.integer("expert_feed_forward_length"), dense_layers(keys, config)
+    if keys.integer(shared) % width:
+        keys.fail(shared, f"a multiple of the width {width} of an expert", keys.get(shared))
+    return {
+        **no_window(keys, config),
+        "moe_intermediate_size": width,
+        "num_shared_experts": keys.integer(shared) // width,
+        "router_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in range(config["num_hidden_layers"])],
+    }
+
+
 FAMILY = Family(
     ("HYV3ForCausalLM",),
     decoder_config,
@@ -46,4 +67,5 @@ FAMILY = Family(
         "expert_bias": "gate.e_score_correction_bias",
         "shared_mlp": "shared_experts",
     },
+    gguf=GGUFArchitecture("hy_v3", bare_parts={"exp_probs_b": "bias"}, experts="required", config=_gguf_config),
 )

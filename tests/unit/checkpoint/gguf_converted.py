@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, stored, write_gguf
 from tests.unit.checkpoint.gguf_families import (
+    granite_keys,
     head_dim,
     mamba_keys,
     mixer_as_stored,
@@ -629,7 +630,42 @@ def cohere2_moe_keys(hf: Config) -> dict[str, Any]:
     }
 
 
+def hy_v3_keys(hf: Config) -> dict[str, Any]:
+    width = hf["moe_intermediate_size"]
+    return {
+        "expert_feed_forward_length": width,
+        "expert_shared_feed_forward_length": width * hf["num_shared_experts"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": hf["router_scaling_factor"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+    }
+
+
+def granite_swa_keys(hf: Config) -> dict[str, Any]:
+    count = hf["num_hidden_layers"]
+    kinds = hf.get("layer_types") or ["sliding_attention" if layer % 4 else "full_attention" for layer in range(count)]
+    return granite_keys(hf) | {
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        "attention.rope_pattern": [theta > 0 for theta in hf["layer_rope_theta"]],
+        "rope.dimension_count": head_dim(hf),
+    }
+
+
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    "HYV3ForCausalLM": Conversion(
+        gguf.MODEL_ARCH.HUNYUAN_MOE,
+        hy_v3_keys,
+        name="hy_v3",
+        stored_names={"mlp.router.gate.weight": "ffn_gate_inp.weight", "mlp.expert_bias": "exp_probs_b"},
+    ),
+    "GraniteSWAForCausalLM": Conversion(
+        gguf.MODEL_ARCH.GRANITE,
+        granite_swa_keys,
+        permuted,
+        name="granite_swa",
+        stored_names={"self_attn.sinks": "attn_sinks.weight"},
+    ),
     "MellumForCausalLM": Conversion(gguf.MODEL_ARCH.QWEN3MOE, mellum_keys, name="mellum"),
     "Cohere2MoeForCausalLM": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, cohere2_moe_keys, name="cohere2moe"),
     "Gemma4UnifiedForCausalLM": Conversion(

@@ -97,6 +97,8 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
 @pytest.mark.parametrize(
     "name",
     [
+        "hy_v3_tiny",
+        "granite_swa_tiny",
         "mellum_tiny",
         "cohere2_moe_tiny",
         "gemma4_unified_tiny",
@@ -422,6 +424,17 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             "mimo_v2_flash_tiny",
             {"attention__head_count_kv": [1, 1, 2, 2, 2, 2]},
             "key 'mimo2.attention.head_count_kv': expected one number for layers with full attention, and twice",
+        ),
+        (
+            "hy_v3_tiny",
+            {"expert_shared_feed_forward_length": 24},
+            "key 'hy_v3.expert_shared_feed_forward_length': expected a multiple of the width 16 of an expert, found 24",
+        ),
+        ("hy_v3_tiny", {"expert_weights_norm": False}, "key 'hy_v3.expert_weights_norm': expected true, found False"),
+        (
+            "granite_swa_tiny",
+            {"attention__rope_pattern": [True]},
+            "key 'granite_swa.attention.rope_pattern': expected true or false for each of the 4 layers, found [True]",
         ),
         (
             "cohere2_moe_tiny",
