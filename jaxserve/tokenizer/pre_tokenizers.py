@@ -128,6 +128,7 @@ _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((_LLAMA3,)): ("dbrx", "smaug-bpe", "chatglm-bpe"),
     PreTokenizer((_LLAMA3,), ignores_merges=True): ("glm4", "glm5"),
     PreTokenizer((_QWEN2,)): ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"),
+    PreTokenizer(("[^\n]+|[\n]+", _QWEN2)): ("laguna",),
     PreTokenizer((_QWEN35,)): ("qwen35",),
     PreTokenizer((_TEKKEN,), ignores_merges=True, adds_bos=True): ("tekken",),
     PreTokenizer((_GPT4O,)): ("gpt-4o", "llama4", "kanana2", "minimax-m2"),

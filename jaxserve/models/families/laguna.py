@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import (
+    HEADS,
+    KV_HEADS,
+    SLIDING_THETA,
+    WINDOW,
+    WINDOW_PATTERN,
+    GGUFArchitecture,
+    GGUFKeys,
+    dense_layers,
+    layer_types,
+)
+from jaxserve.checkpoint.gguf.per_layer import by_layer
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, OutputGate
 from jaxserve.models.families._common import (
     COMMON_DEFAULTS,
@@ -119,6 +134,52 @@ def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
     )
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of heads, their gates, windows, rope and experts. The gates' kind follows from the rows of the first one."""
+    check_gating(keys, SIGMOID)
+    count, dense = config["num_hidden_layers"], dense_layers(keys, config)
+    heads, kv_heads = by_layer(keys, HEADS, count), by_layer(keys, KV_HEADS, count)
+    if len({*kv_heads}) > 1:
+        keys.fail(KV_HEADS, "one number for all layers", kv_heads)
+    gate, size = keys.file.tensors.get("blk.0.attn_gate.weight"), config["head_dim"]
+    sliding_dim = keys.integer("rope.dimension_count_swa", size, minimum=2, maximum=size)
+    full = {"rope_type": "default", **(config.get("rope_scaling") or {})}
+    return {
+        _HEADS: heads,
+        "gating": "per-head" if gate is None or gate.shape[0] == heads[0] else "per-element",
+        "layer_types": _gguf_kinds(keys, config),
+        "sliding_window": keys.integer(WINDOW) if keys.get(WINDOW) else DEFAULTS["sliding_window"],
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {
+                **full,
+                "rope_theta": config["rope_theta"],
+                "partial_rotary_factor": config["partial_rotary_factor"],
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number(SLIDING_THETA, config["rope_theta"]),
+                # The factor is rounded down when read.
+                "partial_rotary_factor": math.nextafter(sliding_dim / size, 1.0),
+            },
+        },
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": keys.number("expert_weights_scale"),
+        "norm_topk_prob": keys.flag("expert_weights_norm"),
+        "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in range(count)],
+    }
+
+
+def _gguf_kinds(keys: GGUFKeys, config: Mapping[str, Any]) -> list[str]:
+    """Return `layer_types`: without a list of them, the first of every four layers has full attention if there is a window."""
+    if isinstance(keys.get(WINDOW_PATTERN), list):
+        return layer_types(keys, config, 1)
+    period = keys.integer(WINDOW_PATTERN, 4) if keys.get(WINDOW) else 1
+    layers = range(config["num_hidden_layers"])
+    return ["full_attention" if layer % period == 0 else "sliding_attention" for layer in layers]
+
+
 FAMILY = Family(
     ("LagunaForCausalLM",),
     decoder_config,
@@ -127,4 +188,13 @@ FAMILY = Family(
         "shared_expert": "shared_experts",
         "g_proj": "gate_proj",
     },
+    gguf=GGUFArchitecture(
+        "laguna",
+        has_partial_rotary=True,
+        varies_by_layer=True,
+        tensor_names={"attn_gate": "self_attn.gate_proj"},
+        experts="required",
+        attention_factor_keys=("rope.scaling.yarn_attn_factor",),
+        config=_gguf_config,
+    ),
 )

@@ -652,7 +652,34 @@ def granite_swa_keys(hf: Config) -> dict[str, Any]:
     }
 
 
+def laguna_keys(hf: Config) -> dict[str, Any]:
+    tables = hf["rope_parameters"]
+    full, sliding = (tables[f"{kind}_attention"] for kind in ("full", "sliding"))
+    return {
+        "attention.head_count": hf["num_attention_heads_per_layer"],
+        "attention.sliding_window": hf["sliding_window"],
+        "rope.dimension_count": int(hf["head_dim"] * full["partial_rotary_factor"]),
+        "rope.dimension_count_swa": int(hf["head_dim"] * sliding["partial_rotary_factor"]),
+        "rope.freq_base_swa": sliding["rope_theta"],
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": hf["shared_expert_intermediate_size"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": hf["moe_routed_scaling_factor"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "leading_dense_block_count": hf["mlp_layer_types"].count("dense"),
+    }
+
+
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    "LagunaForCausalLM": Conversion(
+        gguf.MODEL_ARCH.DOTS1,
+        laguna_keys,
+        name="laguna",
+        stored_names={
+            "mlp.experts.e_score_correction_bias": "exp_probs_b.bias",
+            "self_attn.g_proj.weight": "attn_gate.weight",
+        },
+    ),
     "HYV3ForCausalLM": Conversion(
         gguf.MODEL_ARCH.HUNYUAN_MOE,
         hy_v3_keys,

@@ -97,6 +97,7 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
 @pytest.mark.parametrize(
     "name",
     [
+        "laguna_tiny",
         "hy_v3_tiny",
         "granite_swa_tiny",
         "mellum_tiny",
@@ -424,6 +425,11 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             "mimo_v2_flash_tiny",
             {"attention__head_count_kv": [1, 1, 2, 2, 2, 2]},
             "key 'mimo2.attention.head_count_kv': expected one number for layers with full attention, and twice",
+        ),
+        (
+            "laguna_tiny",
+            {"rope__dimension_count_swa": 32},
+            "key 'laguna.rope.dimension_count_swa': expected a whole number from 2 to 16, found 32",
         ),
         (
             "hy_v3_tiny",
