@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from jaxserve_kernels.sparse_attention import cases
+from jaxserve_kernels.sparse_attention import cases, selection
 
 from tests.kernels.sparse_steps import DONATED, KEY_WIDTH, POOL, WIDTH, operands, sparse_step
 
@@ -36,3 +36,27 @@ def test_rows_choose_the_same_alone_and_among_others() -> None:
         )
         alone = cases.run(cases.Case((1,), case.lengths[row : row + 1], 8), own, "reference")
         np.testing.assert_allclose(alone[0], together[row], atol=1e-6)
+
+
+def test_buckets_and_loops_choose_the_largest_scores_and_the_first_of_equal_ones() -> None:
+    """Scores that differ in their last bits, and in their first; what stands after a text is larger than all of it."""
+    random, num_keys, num_counted, count = np.random.default_rng(0), 256, 64, 12
+    in_buckets = jax.jit(lambda x, ends: selection.in_buckets(x, ends, num_counted, count, 16))
+    in_loops = jax.jit(lambda x, blocks: selection.in_loops(x, blocks, num_counted, count))
+    for longest in (3, 16, 17, 200):
+        ranks = random.choice(np.array([1, 2, 9, 2**31, 2**31 + 1, 2**32 - 9], np.uint32), (2, 3, num_keys))
+        ends = np.array([[longest, longest - 1, 1], [0, longest, 2]], np.int32)
+        visible = np.arange(num_keys) < ends[..., None]
+        wanted = np.zeros((2, 3, count), np.int32)
+        for place in np.ndindex(2, 3):
+            best = np.argsort(-ranks[place][: ends[place]].astype(np.int64), kind="stable")[:count]
+            wanted[place][: len(best)] = np.sort(best)
+        np.testing.assert_array_equal(in_buckets(np.where(visible, ranks, np.uint32(2**32 - 1)), ends), wanted)
+        blocks = np.int32(-(-longest // num_counted))
+        np.testing.assert_array_equal(in_loops(np.where(visible, ranks, np.uint32(0)), blocks), wanted)
+
+
+def test_buckets_grow_to_all_keys_in_whole_blocks() -> None:
+    assert selection.bucket_sizes(256, 32, 4) == [4, 16, 64, 256]
+    assert selection.bucket_sizes(200, 48, 4) == [4, 16, 96, 200]
+    assert selection.bucket_sizes(8, 32, 8) == [8]

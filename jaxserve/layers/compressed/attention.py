@@ -57,7 +57,7 @@ class CompressedAttention(nnx.Module):
         self.compressor = None if blocks is None else Compressor(config, own, blocks, policy)
         self.layer, self.own, self.num_heads, self.eps = layer, own, n, config.norm_eps
         self.scoring = Scoring(scale=own.dim**-0.5)
-        self.is_alike = policy.backend in NATIVE
+        self.is_alike, self.backend = policy.backend in NATIVE, policy.attention_backend
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"))
 
     def __call__(
@@ -88,6 +88,7 @@ class CompressedAttention(nnx.Module):
                 rate=rate,
                 scoring=self.scoring,
                 sinks=self.sinks[...],
+                backend=self.backend,
                 shards=self.shards,
             )  # (T, N, H)
         values = self.o_a_proj.project(_turned_back(attended, rotation, self.own.rope_dim))
@@ -121,12 +122,14 @@ class BlockVectors(nnx.Module):
         self.position_bias = parameter((blocks.rate, width), (None, None), jnp.dtype(jnp.float32))
         self.kv_norm = norm_of("rms", dim, config, policy)
         self.mixture = Mixture(blocks.rate, start, dim, blocks.overlaps)
+        self.backend = policy.attention_backend
 
     def vectors(
         self, pages: Num[Array, "L P 1 S W"], place: CachePlace, paging: Paging, closing: Closing, rotation: Rotation
     ) -> Float[Array, "E H"]:
         """Return the vectors of the blocks that the tokens of `closing` end, in float32."""
-        made = compress(pages, jnp.int32(place.index), paging, closing, self.position_bias[...], self.mixture)
+        bias, layer = self.position_bias[...], jnp.int32(place.index)
+        made = compress(pages, layer, paging, closing, bias, self.mixture, backend=self.backend)
         return turned(self.kv_norm(made)[:, None], rotation, 2 * rotation.cos.shape[-1])[:, 0]
 
 
@@ -195,7 +198,6 @@ class BlockIndexer(BlockVectors):
         self.q_b_proj = Linear(indexer.num_heads * indexer.head_dim, own.query_rank, (None, None), policy)
         self.weights_proj = Linear(indexer.num_heads, config.hidden_size, (None, "embed"), policy.unquantized)
         self.config, self.rope_dim, self.rate = indexer, own.rope_dim, blocks.rate
-        self.backend = policy.attention_backend
 
     def choose(
         self,

@@ -21,7 +21,7 @@ from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.block_sparse_attention import reference
 from jaxserve_kernels.block_sparse_attention.reference import BlockChoice
 from jaxserve_kernels.kv_write import KVScales, storable
-from jaxserve_kernels.paged_attention.layout import Paging, from_pool_heads, to_pool_heads
+from jaxserve_kernels.paged_attention.layout import Paging, from_pool_heads, to_pool_heads, without_long_rows
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.sharded import ShardAxes, own_rows
 
@@ -71,11 +71,9 @@ def write_and_attend(
     )
     capacity = paging.block_tables.shape[1] * k_pages.shape[3]
     may_be_long = capacity > choice.num_tokens
-    lengths = jnp.where(paging.kv_lengths > choice.num_tokens, 0, paging.kv_lengths)
+    others = without_long_rows(paging, choice.num_tokens, k_pages.shape[3]) if may_be_long else paging
     options: dict[str, Any] = {"scoring": scoring, "scales": scales, "backend": backend, "shards": shards}
-    out, k_pages, v_pages = paged_attention.write_and_attend(
-        q, k, v, k_pages, v_pages, layer, paging._replace(kv_lengths=lengths) if may_be_long else paging, **options
-    )
+    out, k_pages, v_pages = paged_attention.write_and_attend(q, k, v, k_pages, v_pages, layer, others, **options)
     if not may_be_long:
         return out, k_pages, v_pages, index_pages
     num_kv_heads, dim, group = k.shape[1], q.shape[2], q.shape[1] // k.shape[1]
@@ -83,7 +81,7 @@ def write_and_attend(
         q = (q * jnp.repeat(scales.by_number.k, group, axis=0)).astype(q.dtype)
     wide, *_ = to_pool_heads(q, k, v, k_pages.shape)
     queries = jnp.repeat(index.queries, num_kv_heads // index.queries.shape[1], axis=1)  # (T, K, I)
-    blocks = reference.LARGE_BLOCK if backend == "bucketed" else reference.SMALL_BLOCK
+    sizes = reference.LARGE if backend == "bucketed" else reference.SMALL
 
     def on_device(
         q: Float[Array, "T N H2"],
@@ -95,8 +93,8 @@ def write_and_attend(
         paging: Paging,
     ) -> Float[Array, "T N H2"]:
         def attended() -> Float[Array, "T N H2"]:
-            chosen = reference.choose(queries, index_pages, places[1], paging, choice, blocks)
-            return reference.attend(q, k_pages, v_pages, places[0], paging, chosen, choice, scoring=scoring)
+            chosen = reference.choose(queries, index_pages, places[1], paging, choice, sizes)
+            return reference.attend(q, k_pages, v_pages, places[0], paging, chosen, choice, sizes, scoring=scoring)
 
         found: Array = jax.lax.cond(
             (paging.kv_lengths > choice.num_tokens).any(), attended, lambda: jnp.zeros(q.shape, q.dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,26 @@ from jaxserve_kernels.paged_attention.layout import Paging
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.query_tiles import TileLoop, over_tiles, token_ends
 
-SMALL_BLOCK: Final = 1 << 14
-"""Queries and keys whose scores are in memory at a time, for each head."""
-LARGE_BLOCK: Final = 1 << 17
-"""Queries and keys whose scores are in memory at a time on GPUs, where the host starts every pass of a loop."""
-_MOST_SCORED, _TOKENS_PER_TILE, _KEYS_PER_BLOCK = 1 << 15, 16, 512
-"""Keys that are scored at a time at most; tokens and keys that are gathered at a time."""
+_MOST_SCORED: Final = 1 << 15
+"""Keys that are scored at a time at most."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of what loops take. Static."""
+
+    scored: int
+    """Queries and keys whose scores are in memory at a time, for each head."""
+    tokens: int
+    """Tokens whose keys are gathered at a time, at most."""
+    gathered: int
+    """Tokens times keys of each that are gathered at a time, for each KV head."""
+    is_fixed: bool
+    """True: the number of rounds of a loop over chosen blocks is fixed. Otherwise tokens of rows that are not long take none."""
+
+
+SMALL: Final = Sizes(1 << 14, 16, 1 << 13, is_fixed=False)
+LARGE: Final = Sizes(1 << 17, 64, 1 << 15, is_fixed=True)
+"""For GPUs, where the host starts every round of a loop, and waits for the condition of one whose rounds depend on data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,7 @@ def choose(
     layer: Int[Array, ""],
     paging: Paging,
     choice: BlockChoice,
-    most_pairs: int = SMALL_BLOCK,
+    sizes: Sizes = SMALL,
 ) -> Int[Array, "T K C"]:
     """Return the blocks that each token of a long row attends to, ascending; what is after the last one lies after all keys."""
     page_size, num_pages = pages.shape[3], paging.block_tables.shape[1]
@@ -62,7 +76,9 @@ def choose(
     count = min(choice.count, -(-num_pages * page_size // choice.size))
 
     def make(num_rows: int, num_queries: int) -> TileLoop:
-        step = _pages_per_step(min(most_pairs // (num_rows * num_queries), _MOST_SCORED), page_size, num_pages, choice)
+        step = _pages_per_step(
+            min(sizes.scored // (num_rows * num_queries), _MOST_SCORED), page_size, num_pages, choice
+        )
         tables = jnp.pad(paging.block_tables, ((0, 0), (0, -num_pages % step)))
 
         def body(
@@ -129,6 +145,7 @@ def attend(
     paging: Paging,
     chosen: Int[Array, "T K C"],
     choice: BlockChoice,
+    sizes: Sizes = SMALL,
     *,
     scoring: Scoring,
 ) -> Float[Array, "T N H"]:
@@ -140,7 +157,8 @@ def attend(
     num_kv_heads, count = chosen.shape[1:]
     page_size, capacity = k_pages.shape[3], paging.block_tables.shape[1] * k_pages.shape[3]
     dtype = reference.matmul_dtype(q, k_pages)
-    tile, at_once = min(num_tokens, _TOKENS_PER_TILE), min(count, max(1, _KEYS_PER_BLOCK // choice.size))
+    tile = min(num_tokens, sizes.tokens)
+    at_once = min(count, max(1, sizes.gathered // tile // choice.size))
     rows, ends = token_ends(paging, paging.kv_lengths, num_tokens)
     ends = jnp.where(paging.kv_lengths[rows] > choice.num_tokens, ends, 0)
     rest = -num_tokens % tile
@@ -165,7 +183,8 @@ def attend(
             return reference.attend(state, queries, keys, values, is_visible[:, :, None], scoring.softcap)
 
         start = reference.no_keys(tile, num_kv_heads, num_heads // num_kv_heads, dim)
-        state = jax.lax.fori_loop(0, jnp.where(ends.max() > 0, num_steps, 0), body, start)
+        rounds = num_steps if sizes.is_fixed else jnp.where(ends.max() > 0, num_steps, 0)
+        state = jax.lax.fori_loop(0, rounds, body, start)
         made = reference.finish(state, None).reshape(tile, num_heads, dim).astype(out.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, made, index * tile, 0)
 

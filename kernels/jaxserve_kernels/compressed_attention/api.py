@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.compressed_attention import reference
 from jaxserve_kernels.compressed_attention.reference import Closing, Compressed, Mixture
 from jaxserve_kernels.kv_write import storable
@@ -54,13 +55,15 @@ def compress(
     closing: Closing,
     bias: Float[Array, "X D"],
     mixture: Mixture,
+    *,
+    backend: Backend = "reference",
 ) -> Float[Array, "E H"]:
     """Return the sums of what the tokens of each block add, weighted by a softmax over these tokens of their scores and `bias`, for
     each number of a vector, in float32; zeros after the last block.
 
     pages: of each token the numbers and their scores; `mixture` says where. bias: by place of a token in its block.
     """
-    return reference.compress(pages, layer, paging, closing, bias, mixture)
+    return reference.compress(pages, layer, paging, closing, bias, mixture, _sizes(backend))
 
 
 def write_blocks(
@@ -88,17 +91,18 @@ def write_and_attend(
     rate: int = 1,
     scoring: Scoring,
     sinks: Float[Array, "N"] | None = None,
+    backend: Backend = "reference",
     shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P 1 S H"]]:
     """Put the tokens' vectors into their pages, then attend to those of the last `window` tokens, the query's own among them, and to
     the vectors of the blocks that end at the query or before; returns the weighted sums of vectors, and the pool.
 
-    A vector is key and value. compressed: the blocks, of `rate` tokens each; None: there are none. sinks: a logit of each head that takes its share and gives
+    A vector is key and value. backend: `bucketed` gathers more at a time, and makes fewer loops whose rounds depend on data. compressed: the blocks, of `rate` tokens each; None: there are none. sinks: a logit of each head that takes its share and gives
     nothing. If `shards.heads` splits the heads, every device has all vectors.
     """
     pages = write(vectors, pages, layer, paging)
     operands = (q, pages, layer, paging, compressed, sinks)
-    attend = partial(reference.attend, window=window, rate=rate, scoring=scoring)
+    attend = partial(reference.attend, window=window, rate=rate, scoring=scoring, sizes=_sizes(backend))
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         heads, whole = shards.heads or None, PartitionSpec()
@@ -109,3 +113,7 @@ def write_and_attend(
             check_vma=False,  # loops do not say how their results vary
         )
     return attend(*operands), pages
+
+
+def _sizes(backend: Backend) -> reference.Sizes:
+    return reference.LARGE if backend == "bucketed" else reference.SMALL

@@ -143,7 +143,7 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
     added = write(own.added, own.added_pages, layer, paging)
     closing = closing_tokens(paging, num_tokens, case.rate)
     mixture = Mixture(case.rate, 0, case.dim, case.overlaps)
-    made = compress(added, layer, paging, closing, own.bias, mixture)
+    made = compress(added, layer, paging, closing, own.bias, mixture, backend=backend)
     pages = write_blocks(made, own.block_pages, layer, paging, closing, case.rate)
     blocks = Compressed(pages, layer, paging, None if case.num_chosen is None else own.chosen)
     options: dict[str, Any] = {
@@ -151,6 +151,7 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
         "rate": case.rate,
         "scoring": Scoring(scale=case.dim**-0.5),
         "sinks": own.sinks,
+        "backend": backend,
     }
     return write_and_attend(own.q, own.vectors, own.pages, layer, paging, blocks, **options)[0]
 
@@ -210,4 +211,4 @@ CASES = (
 """Rows of a token, of several and of tiles; blocks that end in a step or did so before, that are longer than a page, that do not divide
 it, and that are shorter than a page; texts shorter than a window or a block; choices that few or all blocks are enough for."""
 SLOW = CASES[3:]
-BACKENDS: tuple[Backend, ...] = ()
+BACKENDS: tuple[Backend, ...] = ("bucketed",)

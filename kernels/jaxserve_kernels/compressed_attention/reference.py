@@ -21,11 +21,24 @@ from jaxserve_kernels.paged_attention.layout import Paging
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.query_tiles import token_ends
 
-_BLOCKS_PER_TILE = 16
-"""Blocks whose tokens are gathered at a time: DeepSeek-V4 has 128 tokens to a block."""
-_TOKENS_PER_TILE = 32
 _VECTORS_PER_LOOP = 512
 """Vectors of each query that are gathered at a time, at most."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of what loops take. Static."""
+
+    tokens: int
+    """Queries whose vectors are gathered at a time."""
+    mixed: int
+    """Numbers and scores, of the tokens of as many blocks, that are gathered at a time."""
+    is_fixed: bool
+    """True: what one round of a loop may do is done without asking if it is needed."""
+
+
+SMALL = Sizes(32, 1 << 21, is_fixed=False)
+LARGE = Sizes(128, 1 << 24, is_fixed=True)
+"""For GPUs, where the host starts every round of a loop, and waits for the condition of one whose rounds depend on data."""
 
 
 class Closing(NamedTuple):
@@ -68,11 +81,13 @@ def compress(
     closing: Closing,
     bias: Float[Array, "X D"],
     mixture: Mixture,
+    sizes: Sizes = SMALL,
 ) -> Float[Array, "E H"]:
     """See `api.compress`."""
     page_size, (rate, start, dim, overlaps) = pages.shape[3], mixture
     num_tokens, width = (2 * rate, 2 * dim) if overlaps else (rate, dim)
-    rest = -len(closing.tokens) % _BLOCKS_PER_TILE
+    tile = min(len(closing.tokens), max(1, sizes.mixed // (2 * num_tokens * width)))
+    rest = -len(closing.tokens) % tile
     rows, ends = (jnp.pad(x, (0, rest)) for x in (closing.rows, closing.ends))
     biases = jnp.tile(bias.astype(jnp.float32), (num_tokens // rate, 1))  # (X, D)
 
@@ -80,7 +95,7 @@ def compress(
         return jnp.concatenate([x[:, :rate, :dim], x[:, rate:, dim:]], 1) if overlaps else x
 
     def one_tile(index: Array, out: Array) -> Array:
-        row, end = (jax.lax.dynamic_slice_in_dim(x, index * _BLOCKS_PER_TILE, _BLOCKS_PER_TILE) for x in (rows, ends))
+        row, end = (jax.lax.dynamic_slice_in_dim(x, index * tile, tile) for x in (rows, ends))
         positions = end[:, None] - num_tokens + jnp.arange(num_tokens)  # (G, X)
         known = jnp.maximum(positions, 0)
         own = paging.block_tables[row[:, None], known // page_size]
@@ -91,12 +106,13 @@ def compress(
         # What stands before the text is any other text's, or not a number.
         added = jnp.where(positions[..., None] < 0, 0, added)
         made = (weights * added).sum(1) / weights.sum(1)
-        return jax.lax.dynamic_update_slice_in_dim(out, made, index * _BLOCKS_PER_TILE, 0)
+        return jax.lax.dynamic_update_slice_in_dim(out, made, index * tile, 0)
 
     out = jnp.zeros((len(rows), dim), jnp.float32)
-    num_tiles = -(-closing.total // _BLOCKS_PER_TILE)
-    made: Array = jax.lax.fori_loop(0, num_tiles, one_tile, out)
-    return made[: len(closing.tokens)]
+    is_one = sizes.is_fixed and len(rows) == tile
+    made: Array = jax.lax.fori_loop(0, 1 if is_one else -(-closing.total // tile), one_tile, out)
+    is_own = jnp.arange(len(closing.tokens)) < closing.total
+    return jnp.where(is_own[:, None], made[: len(closing.tokens)], 0)
 
 
 def attend(
@@ -110,11 +126,12 @@ def attend(
     window: int,
     rate: int,
     scoring: Scoring,
+    sizes: Sizes = SMALL,
 ) -> Float[Array, "T N H"]:
     """See `api.write_and_attend`; the tokens' vectors are in their pages."""
     num_tokens, num_heads, dim = q.shape
     page_size, dtype = pages.shape[3], reference.matmul_dtype(q, pages)
-    tile = min(num_tokens, _TOKENS_PER_TILE)
+    tile = min(num_tokens, sizes.tokens)
     rest = -num_tokens % tile
     rows, ends = token_ends(paging, paging.kv_lengths, num_tokens)
     chosen = None if compressed is None else compressed.chosen
@@ -140,10 +157,12 @@ def attend(
             return fold(state, found, (positions >= 0) & (back < window))
 
         state = reference.no_keys(tile, 1, num_heads, dim)
-        state = jax.lax.fori_loop(0, -(-jnp.minimum(end.max(), window) // in_window), near, state)
+        is_one = sizes.is_fixed and window == in_window
+        rounds = 1 if is_one else -(-jnp.minimum(end.max(), window) // in_window)
+        state = jax.lax.fori_loop(0, rounds, near, state)
         if compressed is not None:
             blocks = choice[0] if choice else None
-            state = _to_blocks(state, fold, compressed, blocks, row, end, rate, page_size, dtype)
+            state = _to_blocks(state, fold, compressed, blocks, row, end, rate, page_size, dtype, sizes)
         made = reference.finish(state, None if sinks is None else sinks[None])[:, 0].astype(q.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, made, index * tile, 0)
 
@@ -162,6 +181,7 @@ def _to_blocks(
     rate: int,
     page_size: int,
     dtype: jnp.dtype,
+    sizes: Sizes,
 ) -> reference.Softmax:
     """Fold the blocks of each query into its running softmax. ends: tokens up to the query."""
     pages, tables = compressed.pages, compressed.paging.block_tables
@@ -185,5 +205,6 @@ def _to_blocks(
         found = numbers(pages[compressed.layer, own, 0, last % page_size // rate]).astype(dtype)
         return fold(state, found, is_visible)
 
-    found: reference.Softmax = jax.lax.fori_loop(0, -(-counts.max() // size), body, state)
+    is_one = sizes.is_fixed and chosen is not None and chosen.shape[1] == size
+    found: reference.Softmax = jax.lax.fori_loop(0, 1 if is_one else -(-counts.max() // size), body, state)
     return found

@@ -108,6 +108,12 @@ class Paging(NamedTuple):
     `ragged`, whose rows of one token see their own key last. None: after the token (causal)."""
 
 
+def without_long_rows(paging: Paging, num_keys: int, page_size: int) -> Paging:
+    """Return the rows of up to `num_keys` keys, with the pages that these may have; longer ones compute nothing."""
+    lengths = jnp.where(paging.kv_lengths > num_keys, 0, paging.kv_lengths)
+    return paging._replace(kv_lengths=lengths, block_tables=paging.block_tables[:, : -(-num_keys // page_size)])
+
+
 def ragged_layout(
     query_starts: Int[Array, "B1"],
     num_decode_rows: Int[Array, ""],

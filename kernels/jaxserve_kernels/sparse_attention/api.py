@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, Num
 from jaxserve_kernels import latent_attention
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.kv_write import storable
-from jaxserve_kernels.paged_attention.layout import Paging
+from jaxserve_kernels.paged_attention.layout import Paging, without_long_rows
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.sharded import ShardAxes, own_rows
 from jaxserve_kernels.sparse_attention import reference
@@ -64,8 +64,7 @@ def write_and_choose(
     tokens of other rows. Of equal scores the earlier positions are chosen. If `shards.pages` splits the pool over R ranks,
     there is a leading axis R, and each rank knows its own rows. All other devices compute the same.
     """
-
-    blocks = reference.LARGE_BLOCKS if backend == "bucketed" else reference.Blocks()
+    blocks = _blocks(backend)
 
     def on_device(
         index: IndexQueries,
@@ -128,7 +127,7 @@ def choose_blocks(
     ascend; those of tokens with at most C blocks before them have no meaning. Of equal scores the earlier blocks are chosen. All
     devices of a mesh compute the same.
     """
-    sizes = reference.LARGE_BLOCKS if backend == "bucketed" else reference.Blocks()
+    sizes = _blocks(backend)
     shape = (len(index.queries), _most_chosen(paging, pages, num_chosen))
     if not _may_be_long(paging, pages, num_chosen):
         return jnp.zeros(shape, jnp.int32)
@@ -170,8 +169,7 @@ def write_and_attend(
     """Put the tokens' latent vectors into their pages, then attend to the chosen ones, as `latent_attention.write_and_attend`
     does to all. chosen: from `write_and_choose`. pool_size: that of the indexer.
     """
-    is_long = paging.kv_lengths > num_chosen
-    others = paging._replace(kv_lengths=jnp.where(is_long, 0, paging.kv_lengths))
+    others = without_long_rows(paging, num_chosen, pages.shape[3])
     may_be_long = _may_be_long(paging, pages, num_chosen)
     out, pages = latent_attention.write_and_attend(
         q,
@@ -196,7 +194,14 @@ def write_and_attend(
         chosen: Int[Array, "T C"],
         sinks: Float[Array, "N"] | None,
     ) -> Float[Array, "T N V"]:
-        attend = partial(reference.attend, num_chosen=num_chosen, pool_size=pool_size, scoring=scoring, sinks=sinks)
+        attend = partial(
+            reference.attend,
+            num_chosen=num_chosen,
+            pool_size=pool_size,
+            scoring=scoring,
+            sinks=sinks,
+            blocks=_blocks(backend),
+        )
         attended: Array = jax.lax.cond(
             (paging.kv_lengths > num_chosen).any(),
             lambda: attend(q, pages, layer, paging, chosen)[..., :value_width],
@@ -233,6 +238,10 @@ def write_and_attend(
         )
     # Of each token one of the two is zero.
     return out + attend(q, pages, layer, paging, chosen, sinks), pages
+
+
+def _blocks(backend: Backend) -> reference.Blocks:
+    return reference.LARGE_BLOCKS if backend == "bucketed" else reference.Blocks()
 
 
 def _most_chosen(paging: Paging, pages: Array, num_chosen: int) -> int:

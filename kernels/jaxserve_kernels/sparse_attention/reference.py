@@ -1,7 +1,6 @@
 """Choice of tokens, and attention to the chosen ones, in plain jax.numpy.
 
-The scores of a tile of queries are kept as integers of the same order. The C-th largest one is found bit by bit, by counts of
-those that are at least as large: XLA would sort all of them, and on CPUs compare them one by one. A loop over blocks of keys
+The scores of a tile of queries are kept as integers of the same order, of which `selection` takes the largest. A loop over blocks of keys
 goes as far as the longest row needs, so one program serves every context, and short texts pay for what they have.
 
 Letters as in `api`; G rows of a tile and Q queries of each of them, X keys of a block, K those of all blocks. If keys stand for pools
@@ -10,7 +9,6 @@ of tokens, X and K count pools.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -23,6 +21,7 @@ from jaxserve_kernels.paged_attention import reference
 from jaxserve_kernels.paged_attention.layout import Paging
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.query_tiles import TileLoop, over_tiles, token_ends
+from jaxserve_kernels.sparse_attention import selection
 
 
 class Blocks(NamedTuple):
@@ -34,13 +33,16 @@ class Blocks(NamedTuple):
     """Keys that are scored at a time, at most."""
     counted: int = 2048
     """Scores of each query that are counted at a time, at most."""
+    in_buckets: bool = False
+    """True: see `selection.in_buckets`. Loops of attention have a fixed number of rounds then."""
+    tokens: int = 32
+    """Tokens whose vectors are gathered at a time."""
 
 
-LARGE_BLOCKS = Blocks(pairs=1 << 17, scored=1 << 15, counted=1 << 18)
+LARGE_BLOCKS = Blocks(pairs=1 << 17, scored=1 << 15, counted=1 << 18, in_buckets=True, tokens=64)
 """For GPUs, where the host starts every pass of a loop. Small blocks are for short texts on devices that loop at no cost."""
-_TOKENS_PER_TILE, _CHOSEN_PER_BLOCK = 32, 512
+_CHOSEN_PER_BLOCK = 512
 """Vectors that are gathered at a time."""
-_BITS = 32
 
 
 def choose(
@@ -70,7 +72,7 @@ def choose(
             queries, weights = own
             key_ends = ends // (pool_size * rate)
             chosen, ranks = _choose_tile(
-                queries, weights, pages, layer, tables, key_ends, ranks, num_keys, sizes, pool_bias
+                queries, weights, pages, layer, tables, key_ends, ranks, num_keys, sizes, pool_bias, blocks.in_buckets
             )
             return chosen if pool_bias is None else _tokens_of_pools(chosen, ends, pool_size, count), ranks
 
@@ -132,6 +134,7 @@ def _choose_tile(
     count: int,
     sizes: _Sizes,
     pool_bias: Float[Array, "Z I"] | None,
+    in_buckets: bool,
 ) -> tuple[Int[Array, "G Q C"], UInt32[Array, "G Q K"]]:
     """Choose up to `count` of the keys before `ends` for each query. ranks: memory for the scores, which is returned."""
     dtype = reference.matmul_dtype(queries, pages)
@@ -147,7 +150,7 @@ def _choose_tile(
         of_heads = jnp.einsum("gqji,gxi->gqjx", queries, keys, precision=precision, preferred_element_type=jnp.float32)
         scores = jnp.einsum("gqjx,gqj->gqx", jax.nn.relu(of_heads), weights, precision=jax.lax.Precision.HIGHEST)
         is_visible = block * num_scored + jnp.arange(num_scored) < ends[..., None]
-        found = jnp.where(is_visible, _ordered(scores), jnp.uint32(0))
+        found = jnp.where(is_visible, selection.ordered(scores), jnp.uint32(0))
         return jax.lax.dynamic_update_slice_in_dim(ranks, found, block * num_scored, 2)
 
     def clear(block: Array, ranks: UInt32[Array, "G Q K"]) -> UInt32[Array, "G Q K"]:
@@ -155,28 +158,14 @@ def _choose_tile(
         return jax.lax.dynamic_update_slice_in_dim(ranks, nothing, block * num_scored, 2)
 
     num_counted = sizes.keys_of(sizes.counted)
-    num_blocks, end = -(-most // num_counted), -(-most // num_scored)
+    end = -(-most // num_scored)
     ranks = jax.lax.fori_loop(0, end, score, ranks)
+    if in_buckets:
+        return selection.in_buckets(ranks, ends, num_counted, count), ranks
     # What an earlier tile has left in the rest of the last block is of another text.
+    num_blocks = -(-most // num_counted)
     ranks = jax.lax.fori_loop(end, num_blocks * (sizes.counted // sizes.scored), clear, ranks)
-
-    def num_where(compare: str, than: UInt32[Array, "G Q"]) -> Int[Array, "G Q"]:
-        def add(block: Array, total: Int[Array, "G Q"]) -> Int[Array, "G Q"]:
-            own = jax.lax.dynamic_slice_in_dim(ranks, block * num_counted, num_counted, 2)
-            is_counted = own >= than[..., None] if compare == ">=" else own > than[..., None]
-            return total + is_counted.sum(-1, dtype=jnp.int32)
-
-        total: Array = jax.lax.fori_loop(0, num_blocks, add, jnp.zeros(than.shape, jnp.int32))
-        return total
-
-    def set_bit(index: Array, found: UInt32[Array, "G Q"]) -> UInt32[Array, "G Q"]:
-        higher = found | (jnp.uint32(1) << (_BITS - 1 - index).astype(jnp.uint32))
-        return jnp.where(num_where(">=", higher) >= count, higher, found)
-
-    smallest = jax.lax.fori_loop(0, jnp.where(most > 0, _BITS, 0), set_bit, jnp.zeros(ends.shape, jnp.uint32))
-    num_equal = count - num_where(">", smallest)  # that are chosen of those with the smallest score
-    chosen = _positions(ranks, smallest, num_equal, num_blocks, num_counted, count)
-    return chosen, ranks
+    return selection.in_loops(ranks, num_blocks, num_counted, count), ranks
 
 
 def _pooled(stored: Float[Array, "G Y W"], bias: Float[Array, "Z I"]) -> Float[Array, "G X I"]:
@@ -185,43 +174,6 @@ def _pooled(stored: Float[Array, "G Y W"], bias: Float[Array, "Z I"]) -> Float[A
     keys, gates = jnp.split(pools, 2, -1)
     shares = jax.nn.softmax(gates.astype(jnp.float32) + bias, axis=2).astype(keys.dtype)
     return (shares * keys).sum(2)
-
-
-def _positions(
-    ranks: UInt32[Array, "G Q K"],
-    smallest: UInt32[Array, "G Q"],
-    num_equal: Int[Array, "G Q"],
-    num_blocks: Int[Array, ""],
-    num_counted: int,
-    count: int,
-) -> Int[Array, "G Q C"]:
-    """Return the places of all scores above the smallest one, and of the first `num_equal` that equal it, in their order."""
-    rows, queries = (jnp.arange(size) for size in smallest.shape)
-    own = functools.partial(jnp.expand_dims, axis=-1)
-
-    def gather(block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        chosen, num_found, num_ties = state
-        ranks_of_block = jax.lax.dynamic_slice_in_dim(ranks, block * num_counted, num_counted, 2)
-        is_tie = (ranks_of_block == own(smallest)) & (ranks_of_block > 0)  # 0: not visible
-        ties = own(num_ties) + jnp.cumsum(is_tie, -1, dtype=jnp.int32)
-        is_chosen = (ranks_of_block > own(smallest)) | (is_tie & (ties <= own(num_equal)))
-        places = own(num_found) + jnp.cumsum(is_chosen, -1, dtype=jnp.int32)
-        beyond = count + jnp.arange(num_counted)  # dropped, each at a place of its own
-        chosen = chosen.at[rows[:, None, None], queries[:, None], jnp.where(is_chosen, places - 1, beyond)].set(
-            block * num_counted + jnp.arange(num_counted), mode="drop", unique_indices=True
-        )
-        return chosen, places[..., -1], ties[..., -1]
-
-    none = jnp.zeros(smallest.shape, jnp.int32)
-    start = jnp.zeros((*smallest.shape, count), jnp.int32), none, none
-    chosen: Array = jax.lax.fori_loop(0, num_blocks, gather, start)[0]
-    return chosen
-
-
-def _ordered(scores: Float[Array, "*s"]) -> UInt32[Array, "*s"]:
-    """Return integers above 0 that are ordered as the float32 numbers are; 0 and -0 are equal."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(scores == 0, 0.0, scores), jnp.uint32)
-    return jnp.maximum(jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31)), 1)
 
 
 def num_attended(
@@ -245,11 +197,12 @@ def attend(
     pool_size: int = 1,
     scoring: Scoring,
     sinks: Float[Array, "N"] | None = None,
+    blocks: Blocks = Blocks(),  # noqa: B008  (immutable)
 ) -> Float[Array, "T N W"]:
     """Attend with each token of a long row to the vectors that were chosen for it; zeros for tokens of other rows."""
     num_tokens, num_heads, width = q.shape
     page_size, dtype = pages.shape[3], reference.matmul_dtype(q, pages)
-    tile, block = min(num_tokens, _TOKENS_PER_TILE), min(chosen.shape[1], _CHOSEN_PER_BLOCK)
+    tile, block = min(num_tokens, blocks.tokens), min(chosen.shape[1], _CHOSEN_PER_BLOCK)
     rows, counts = num_attended(paging, num_tokens, num_chosen, pool_size)
     rest = -num_tokens % tile
     operands = [
@@ -270,7 +223,7 @@ def attend(
                 state, queries[:, None], vectors, vectors, is_visible[:, None, None], scoring.softcap
             )
 
-        num_blocks = -(-counts.max() // block)
+        num_blocks = chosen.shape[1] // block if blocks.in_buckets else -(-counts.max() // block)
         state = jax.lax.fori_loop(0, num_blocks, body, reference.no_keys(tile, 1, num_heads, width))
         made = reference.finish(state, None if sinks is None else sinks[None])[:, 0].astype(q.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, made, index * tile, 0)
