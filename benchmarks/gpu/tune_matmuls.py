@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from jaxserve_kernels.matmul import tuning
+from jaxserve_kernels.matmul.gpu import adds_e4m3
 from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning
 
 from benchmarks.gpu.backends import why_no_kernels
@@ -57,7 +58,10 @@ def run(context: Context) -> None:
 def compared(shapes: Shapes, weights: str, count: int, *, is_dynamic: bool) -> list[Chain]:
     """XLA's matmul, then our kernel's with all sizes."""
     plain = Chain(shapes, weights, count, is_dynamic=is_dynamic)
-    return [plain, *(replace(plain, tuning=each) for each in candidates(count, shapes))]
+    sizes = candidates(count, shapes)
+    if is_dynamic and weights == "float8_e4m3fn":
+        sizes = [each for each in sizes if adds_e4m3(count, each)]
+    return [plain, *(replace(plain, tuning=each) for each in sizes)]
 
 
 def _tune(bench: MatmulBench, name: str, chains: list[Chain], known: dict[str, Any]) -> None:

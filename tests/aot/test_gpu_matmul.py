@@ -91,7 +91,7 @@ KERNELS: dict[Matmul, SkinnyTuning | None] = {
     Matmul(64, 4096, 14336): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
     Matmul(256, 14336, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=2, programs=132),
     Matmul(40, 6144, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=4, programs=132),
-    Matmul(64, 6144, 4096, F8, F8): SkinnyTuning(rows=64, tile=256, stages=3, programs=132),
+    Matmul(128, 6144, 4096, F8, F8): SkinnyTuning(rows=64, tile=128, stages=4, programs=132),
     Matmul(32, 128256, 4096, F8, BF16, H100): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
     Matmul(8, 6144, 4096, I4): None,
     Matmul(64, 4096, 14336, I4): None,

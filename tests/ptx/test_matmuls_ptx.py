@@ -33,7 +33,7 @@ SKINNY = [
     (Case(33, 256, 384, dtype="int8"), SkinnyTuning(rows=64, tile=128, stages=2, programs=2)),
     (
         Case(20, 256, 512, weights=E4M3, dtype=E4M3),
-        SkinnyTuning(rows=64, tile=256, stages=2, programs=3),
+        SkinnyTuning(rows=64, tile=128, stages=2, programs=3),
     ),
 ]
 SKINNY_GROUPED = [
@@ -87,8 +87,8 @@ DYNAMIC = [
     (ExpertsCase((0, 9, 2), 128, 256, weights="int8"), GroupedTuning(16, 64, 128, stages=2, programs=3)),
     (ExpertsCase((9, 20, 0), 128, 256, weights=E4M3), GroupedTuning(16, 64, 128, stages=2, programs=3)),
 ]
-_MANY_E4M3, _STEP_OF_E4M3 = 1e-2, 2e-3
-"""Tolerances for sums of e4m3 by e4m3 that the tensor cores add alone: of 512 inputs, and of the 128 of a step."""
+_STEP_OF_E4M3, _ALL_CODES_OF_E4M3 = 2e-3, 4e-3
+"""Tolerances for sums of e4m3 by e4m3, of which the tensor cores add the 128 of a step; if all numbers of e4m3 are as frequent."""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_matmul_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: Ski
 
         x, weight, scales = map(jnp.asarray, given)
         found = np.asarray(skinny.matmul(x, weight, tuning=sizes) * scales, np.float64)
-    _check(found, wanted, magnitudes, _MANY_E4M3 if case.dtype == E4M3 else skinny_cases.TOLERANCES[case.dtype])
+    _check(found, wanted, magnitudes, _ALL_CODES_OF_E4M3 if case.dtype == E4M3 else skinny_cases.TOLERANCES[case.dtype])
 
 
 @pytest.mark.parametrize(
@@ -230,6 +230,19 @@ def test_many_inputs_of_e4m3_experts_are_not_added_by_the_tensor_cores_alone() -
     given = experts.of_one_sign(experts.operands(case))
     wanted, magnitudes = experts.expected(case, given)
     found = _multiply_small(given, GroupedTuning(16, 64, 128, stages=2, programs=2), dynamic=True)
+    _check(found, wanted, magnitudes, _STEP_OF_E4M3)
+
+
+def test_many_inputs_of_e4m3_are_not_added_by_the_tensor_cores_alone() -> None:
+    case, sizes = Case(3, 128, 2048, weights=E4M3, dtype=E4M3), SkinnyTuning(64, 128, stages=2, programs=2)
+    given = skinny_cases.operands(case)
+    given = given._replace(x=np.abs(given.x), weight=np.abs(given.weight))
+    wanted, magnitudes = skinny_cases.expected(case, given)
+    with emulated():
+        from jaxserve_kernels.matmul.gpu import skinny
+
+        x, weight, scales = map(jnp.asarray, given)
+        found = np.asarray(skinny.matmul(x, weight, tuning=sizes) * scales, np.float64)
     _check(found, wanted, magnitudes, _STEP_OF_E4M3)
 
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.matmul_programs import RING_BYTES, Chain, Weights, candidate
 from benchmarks.gpu.matmuls import MatmulBench, measured
 from benchmarks.gpu.records import read_records
 from benchmarks.gpu.shapes import TINY, decoder
-from benchmarks.gpu.tune_matmuls import choice, remember
+from benchmarks.gpu.tune_matmuls import choice, compared, remember
 from tests.unit.benchmarks.gpu_context import make_context
 
 SMALL, LARGE = (SkinnyTuning(rows=rows, tile=128, stages=4, programs=132) for rows in (64, 128))
@@ -34,6 +34,13 @@ def test_sizes_that_are_tried_divide_the_weights_and_fit_the_shared_memory() -> 
         assert any(each.workers == 4 for each in found) == (count <= 64)
     assert {each.rows for each in candidates(8, ((384, 256),))} == {64}
     assert candidates(8, ((384, 320),)) == []
+
+
+def test_sizes_that_are_tried_for_e4m3_by_e4m3_are_those_that_the_server_may_choose() -> None:
+    rounded = [chain.tuning for chain in compared(LLAMA, "float8_e4m3fn", 128, is_dynamic=True) if chain.tuning]
+    assert {(each.tile, each.rows) for each in rounded} == {(128, 64)}
+    whole = compared(LLAMA, "float8_e4m3fn", 128, is_dynamic=False)
+    assert {256} < {chain.tuning.tile for chain in whole if chain.tuning}
 
 
 def test_the_kernel_is_chosen_only_where_it_is_well_ahead_of_xla() -> None:

@@ -32,6 +32,10 @@ _TILE_OF_BLOCKS = 128
 """Inputs of a step for weights in NVFP4."""
 _MOST_GROUPED_TOKENS = 128
 """More would need two sums of more registers than there are."""
+_STEP_OF_E4M3 = 128
+"""Most inputs of e4m3 by e4m3 that the tensor cores add in one sum."""
+_MOST_SUMS_OF_E4M3 = 64 * _MOST_GROUPED_TOKENS
+"""Most results of a worker for e4m3 by e4m3, which have two sums each, too."""
 MOST_TOKENS_OF_FOUR = 64
 """Tokens for which four workers have enough registers."""
 _MOST_STAGES = 8
@@ -114,6 +118,12 @@ def supports(x: Operand, weight: Operand, tuning: SkinnyTuning) -> bool:
         and x.dtype in (jnp.bfloat16, jnp.float16, weight.dtype)
         and weight.dtype in (jnp.int8, jnp.float8_e4m3fn)
         and x.shape[0] <= TOKENS[-1]
+        and (x.dtype != jnp.float8_e4m3fn or adds_e4m3(x.shape[0], tuning))
         and num_outputs % tuning.block == 0
         and num_inputs % tuning.tile == 0
     )
+
+
+def adds_e4m3(num_tokens: int, tuning: SkinnyTuning) -> bool:
+    """Return True if these sizes serve e4m3 by e4m3: the tensor cores add few inputs at a time, and both sums have registers."""
+    return tuning.tile <= _STEP_OF_E4M3 and tuning.rows * num_tokens <= _MOST_SUMS_OF_E4M3

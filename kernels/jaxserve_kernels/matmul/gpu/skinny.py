@@ -1,6 +1,7 @@
 """Matmuls of few tokens with 8- and 4-bit weights for Hopper: the weights are read once, and upcast in registers.
 
-Activations of the weights' own 8-bit type are multiplied with them as they are.
+Activations of the weights' own 8-bit type are multiplied with them as they are. Sums of e4m3 by e4m3, of which the tensor cores keep some
+14 bits, are theirs for the inputs of one tile, and are added up in float32 (decision 0118).
 
 The result is computed transposed, `out.T = W @ x.T`: outputs, of which there are many, fill the 64 rows that a matmul
 of the tensor cores has; tokens are its columns, as few as 8. A program has two or four workers (compute warpgroups, each with
@@ -146,8 +147,8 @@ def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, dtype: Any, s
         plgpu.wgmma(accumulator, w_tile, x_tile.transpose((1, 0)))
         plgpu.wgmma_wait(0)
 
-    def add_group(tile: Any, total: Array) -> Array:
-        """The matmul of one group's tile, scaled, on top of the others."""
+    def add_apart(tile: Any, total: Array) -> Array:
+        """The matmul of one tile, scaled if it is a group's, on top of the others."""
         slot = stream.slot_of(tile)
 
         def multiply(accumulator: Any) -> Array:
@@ -155,11 +156,13 @@ def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, dtype: Any, s
             return accumulator[...]
 
         plgpu.barrier_wait(scratch["ready"].at[slot])
-        by_row = plgpu.Layout.WGMMA.reduce(1)
-        scales = plgpu.load(scratch["s_ring"].at[slot, rows], layout=by_row).astype(dtype) * factor
+        scales = None
+        if "s_ring" in scratch:
+            by_row = plgpu.Layout.WGMMA.reduce(1)
+            scales = plgpu.load(scratch["s_ring"].at[slot, rows], layout=by_row).astype(dtype) * factor
         result = pl.run_scoped(multiply, plgpu.ACC(shape, dtype))
         plgpu.barrier_arrive(scratch["free"].at[slot])
-        return total + result * jax.lax.broadcast_in_dim(scales, result.shape, (0,))
+        return total + (result if scales is None else result * jax.lax.broadcast_in_dim(scales, result.shape, (0,)))
 
     def add_tile(tile: Any, accumulator: Any) -> None:
         slot = stream.slot_of(tile)
@@ -171,9 +174,9 @@ def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, dtype: Any, s
         jax.lax.fori_loop(start, stop, lambda tile, _: add_tile(tile, accumulator), None)
         return accumulator[...]
 
-    if "s_ring" in scratch:
+    if "s_ring" in scratch or scratch["x_ring"].dtype == jnp.float8_e4m3fn:
         zeros = plgpu.layout_cast(jnp.zeros(shape, dtype), plgpu.Layout.WGMMA)
-        total: Array = jax.lax.fori_loop(start, stop, add_group, zeros)
+        total: Array = jax.lax.fori_loop(start, stop, add_apart, zeros)
     else:
         total = pl.run_scoped(multiply, plgpu.ACC(shape, dtype)) * factor
     return total
