@@ -24,11 +24,12 @@ def main() -> int:
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         parser.error("set JAX_PLATFORMS=cpu: nothing runs, and no device may be asked")
     os.environ.update(TPU_ENVIRONMENT)
-    from benchmarks.model_steps.shapes import MODELS  # they import jax
+    from benchmarks.model_steps.newer_shapes import NEWER_MODELS  # they import jax
+    from benchmarks.model_steps.shapes import MODELS
     from benchmarks.model_steps.steps import make_case
     from jaxserve.tools.planning.devices import ACCELERATORS
 
-    model, num_devices = MODELS[arguments.model], arguments.num_devices
+    model, num_devices = (MODELS | NEWER_MODELS)[arguments.model], arguments.num_devices
     case = make_case(model, ACCELERATORS[arguments.device], num_devices, arguments.kind, arguments.data_parallel_size)
     step = case.step(*case.compile())
     if arguments.text is not None:

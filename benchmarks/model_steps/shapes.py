@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.registry import decoder_config
 from jaxserve.quant.names import NO_QUANTIZATION
 
@@ -26,9 +26,14 @@ class Model:
     def decoder(self, num_devices: int) -> DecoderConfig:
         """Return the decoder with the layers that differ, for devices that split its heads."""
         whole = decoder_config(self.config)
-        layers = tuple(whole.layers[index] for index in self.layers)
+        layers = tuple(self._taken(whole.layers[index]) for index in self.layers)
         stored = CheckpointQuantization(NO_QUANTIZATION, stored_kinds=self._stored_kinds) if self.blocks else None
         return replace(whole, layers=layers, stored=stored).for_devices(num_devices)
+
+    def _taken(self, layer: LayerConfig) -> LayerConfig:
+        """Return a layer whose choices come from the place that their layer has among those that are taken."""
+        source = layer.index_source
+        return layer if source is None else replace(layer, index_source=self.layers.index(source))
 
     @property
     def _stored_kinds(self) -> tuple[tuple[str, str], ...]:

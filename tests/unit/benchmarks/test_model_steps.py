@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from benchmarks.model_steps.newer_shapes import HY_V4, NEWER_MODELS
+from benchmarks.model_steps.shapes import MODELS
 from benchmarks.model_steps.traffic import Course, Partial, launches
 
 PROGRAM = """HloModule jit_step
@@ -64,3 +68,13 @@ def test_a_loop_goes_round_once_and_a_branch_costs_nothing_if_nothing_is_said() 
     found = {each.name: each.moved_bytes for each in launches(PROGRAM, Partial({}), Course())}
     assert found["while"] == 64.0
     assert found["z"] == 0.0
+
+
+@pytest.mark.parametrize("name", [*MODELS, *NEWER_MODELS])
+def test_a_model_is_read_and_has_the_layers_that_stand_for_all(name: str) -> None:
+    model = (MODELS | NEWER_MODELS)[name]
+    assert model.decoder(1).num_layers == len(model.layers)
+
+
+def test_a_layer_takes_the_choice_of_the_layer_before_it() -> None:
+    assert [layer.index_source for layer in HY_V4.decoder(1).layers] == [None, 0]
