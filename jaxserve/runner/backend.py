@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels import latent_attention, native
-from jaxserve_kernels.backend import XLA, Backend
+from jaxserve_kernels.backend import NATIVE, XLA, Backend
 from jaxserve_kernels.linear_attention.gpu import BACKENDS as STATE_KERNELS
 from jaxserve_kernels.linear_attention.gpu import unsupported as no_state_kernel
 from jaxserve_kernels.paged_attention import unsupported
+from jaxserve_kernels.segments import CHUNK
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
@@ -114,6 +115,17 @@ def why_no_state_kernel(decoder: DecoderConfig, backend: Backend) -> str | None:
         return "decays that differ by channel"
     states = [array for array in decoder.recurrent.arrays if array.name == "state"]
     return next(filter(None, (no_state_kernel(*array.shape[1:]) for array in states)), None)
+
+
+def state_copies(decoder: DecoderConfig, backend: Backend) -> tuple[int, int]:
+    """Return the states of a recurrent layer that a step has in memory beside their pool: those of each row, and those of the tokens of a
+    chunk of a selective scan. Zeros if a kernel updates states in their pool."""
+    if decoder.recurrent is None:
+        return 0, 0
+    if isinstance(decoder.recurrent, MambaConfig):
+        return 2, 2 * CHUNK
+    is_in_place = backend in NATIVE or (backend in STATE_KERNELS and why_no_state_kernel(decoder, backend) is None)
+    return (0, 0) if is_in_place else (2, 0)
 
 
 def attention_notes(

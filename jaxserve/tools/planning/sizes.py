@@ -15,15 +15,19 @@ from jaxserve.layers.policy import Exchange
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, indexer_of
 from jaxserve.model_config.indexer import BlockIndexerConfig
 from jaxserve.model_config.latent import IndexerConfig
+from jaxserve.model_config.recurrent import MambaConfig
 from jaxserve.models.skeleton import DecoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.models.step_work import local_bytes, step_work
 from jaxserve.quant.names import NO_QUANTIZATION
+from jaxserve.runner.backend import state_copies
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.limits import kv_specs
 from jaxserve.sharding.rules import AxisRules, MeshShape, cache_shards
 
 _TILE_QUERIES = 64
 """Queries whose scores an indexer has in memory."""
+_SCANNED = 4
+"""Arrays of tokens and channels in a selective scan: what is added, steps, and the results twice."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -53,6 +57,10 @@ class Sizes:
     """Part of them that a step reads on one device: all matrices, but only a few rows of an embedding, and no vectors."""
     expert_bytes: int
     """Part of those that belongs to experts: a step of few tokens does not use all of them."""
+    row_copies_bytes: int
+    """Bytes of the copies of a row's state that one layer of a step makes on a device."""
+    chunk_bytes: int
+    """Bytes of the states of the tokens of a chunk in a selective scan."""
 
     @property
     def num_devices(self) -> int:
@@ -143,6 +151,10 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
     policy, decoder = skeleton.policy, decoder or skeleton.config
     rules, leaves = policy.rules, tuple(_repeated(skeleton, decoder))
     work = step_work(skeleton, leaves)
+    of_rows, of_chunk, state = (
+        *state_copies(skeleton.config, policy.backend),
+        _layer_state_bytes(skeleton.config, rules),
+    )
     return Sizes(
         decoder=decoder,
         stored_as=str(policy.weights) if policy.quant.name == NO_QUANTIZATION else policy.quant.name,
@@ -158,7 +170,16 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
         adapters_bytes=sum(local_bytes(array, rules) for leaf in leaves if leaf.is_adapter for array in leaf.arrays),
         read_bytes=work.read_bytes,
         expert_bytes=work.expert_bytes,
+        row_copies_bytes=of_rows * state,
+        chunk_bytes=of_chunk * state,
     )
+
+
+def _layer_state_bytes(decoder: DecoderConfig, rules: AxisRules) -> int:
+    """Return the bytes of a request's largest state in one layer on a device. Windows of convolutions are small."""
+    arrays = [array for group in decoder.cache.states for array in group.arrays if array.name == "state"]
+    each = (4 * math.prod(array.shape) // math.prod(map(rules.count, array.axes)) for array in arrays)
+    return max(each, default=0)
 
 
 def sharded_bytes(skeleton: DecoderSkeleton, leaves: Iterable[LeafSpec] | None = None) -> int:
@@ -193,10 +214,11 @@ def _num_copied(config: DecoderConfig) -> int:
 
 
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
-    """Estimate the bytes for activations and logits of one step on one device.
+    """Estimate the bytes for activations, states and logits of one step on one device.
 
     Counted are the widest point of a layer (residual, its norm, other residual streams, gate, up and gate * up; for experts these and the input
-    of each that a token uses), three float32 copies of the logits for sampling, and the choices of an indexer with the scores of a tile of queries. A compiler may need several times as
+    of each that a token uses; of a selective scan what goes in and out in float32), two copies of the rows' states where no kernel updates
+    them in their pool, those of the tokens of a chunk of a scan, three float32 copies of the logits for sampling, and the choices of an indexer with the scores of a tile of queries. A compiler may need several times as
     much if it copies the KV pool.
     """
     decoder, count = sizes.decoder, sizes.rules.count
@@ -206,6 +228,8 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
         own = decoder.hidden_size + 3 * decoder.experts.intermediate_size // count("expert_ffn")
         shared = 3 * (decoder.experts.shared_intermediate_size or 0) // count("shared_ffn")
         blocks.append(decoder.experts.num_per_token * own + shared)
+    if isinstance(decoder.recurrent, MambaConfig):
+        blocks.append(_SCANNED * decoder.recurrent.num_channels * 4 // sizes.activation_itemsize)
     streams = decoder.altup or decoder.hyper
     num_streams = 0 if streams is None else streams.num_streams
     width = (2 + num_streams) * decoder.hidden_size + max(blocks)
@@ -214,6 +238,8 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     return (
         max((_index_bytes(indexer, num_tokens, context, heads) for indexer in indexers), default=0)
         + num_tokens * width * sizes.activation_itemsize
+        + num_rows * sizes.row_copies_bytes
+        + sizes.chunk_bytes
         + 3 * num_rows * decoder.vocab_size // count("vocab") * 4
     )
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxserve_kernels import native
+from jaxserve_kernels.backend import Backend
 
 from jaxserve.config import (
     CacheConfig,
@@ -26,8 +27,8 @@ from jaxserve.errors import ConfigError
 from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
-from jaxserve.model_config.recurrent import GatedDeltaConfig, ShortConvConfig
-from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend
+from jaxserve.model_config.recurrent import GatedDeltaConfig, MambaConfig, ShortConvConfig
+from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend, state_copies
 from jaxserve.runner.limits import kv_specs, make_policy
 
 CPU, TPU, HOPPER, AMPERE = Chip("cpu"), Chip("tpu"), Chip("gpu", (9, 0)), Chip("gpu", (8, 0))
@@ -209,6 +210,25 @@ def _hybrid(decoder: DecoderConfig, key_dim: int) -> DecoderConfig:
     """Return a decoder whose first layer is a gated delta net."""
     delta = GatedDeltaConfig(1, 2, key_dim=key_dim, value_dim=128, num_taps=4, inputs="by_part")
     return replace(decoder, layers=(LayerConfig(has_kv=False, recurrent=delta), LayerConfig()))
+
+
+@pytest.mark.parametrize(
+    ("backend", "deltas"),
+    [
+        ("native", (0, 0)),
+        ("mosaic_gpu", (0, 0) if HAS_MOSAIC else (2, 0)),
+        ("mosaic_tpu", (2, 0)),
+        ("reference", (2, 0)),
+    ],
+)
+def test_states_are_copied_where_no_kernel_updates_them_in_their_pool(
+    backend: Backend, deltas: tuple[int, int]
+) -> None:
+    mamba = MambaConfig(num_channels=64, state_dim=16, step_rank=4, num_taps=4, has_bias=False, has_conv_bias=True)
+    scans = replace(DECODER, layers=(LayerConfig(has_kv=False, recurrent=mamba), LayerConfig()))
+    assert state_copies(_hybrid(DECODER, 128), backend) == deltas
+    assert state_copies(scans, backend) == (2, 64)
+    assert state_copies(DECODER, backend) == (0, 0)
 
 
 @pytest.mark.parametrize(
