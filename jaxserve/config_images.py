@@ -91,7 +91,10 @@ class ImagesConfig:
     )
 
     def __post_init__(self) -> None:
-        _limits(self.limit_mm_per_prompt)
+        if not self.max_images and self.asks_for_videos:
+            raise ConfigError(
+                f"--limit-mm-per-prompt {self.limit_mm_per_prompt}: image=0 serves text only, without videos; use image=1 or more"
+            )
 
     @property
     def max_images(self) -> int:

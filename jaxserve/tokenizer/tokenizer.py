@@ -301,10 +301,13 @@ def _with_images(prompt: str, placeholders: Sequence[str], images: Sequence[str]
     pattern = "|".join(map(re.escape, sorted(set(placeholders), key=len, reverse=True)))
     found = re.findall(pattern, prompt)
     if found != list(placeholders):
+        shown = (
+            f"{len(found)} of {len(images)} images"
+            if len(found) != len(images)
+            else "images and videos in another order"
+        )
         raise InvalidRequestError(
-            f"The chat template shows {len(found)} of {len(images)} images, or in another order: the model takes them in other "
-            "messages.",
-            param="messages",
+            f"The chat template shows {shown}: the model takes them in other messages.", param="messages"
         )
     texts = iter(images)
     return re.sub(pattern, lambda _: next(texts), prompt)

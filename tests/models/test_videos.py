@@ -13,18 +13,18 @@ from PIL import Image
 
 from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.config import ImagesConfig
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
 from jaxserve.frontend.images.processor import ProcessedImage
-from jaxserve.frontend.images.video import Video, decode_video
-from jaxserve.frontend.images.video_items import chosen_frames, load_video_preparer, process_video
+from jaxserve.frontend.images.video import Video, VideoReader, decode_video
+from jaxserve.frontend.images.video_items import chosen_frames, load_video_preparer, process_video, video_reader
 from jaxserve.model_config.images import VideoProcessorConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
-from tests.models.videos import FRAMES, PROMPT, RATE, VIDEOS, video_file, with_videos
+from tests.models.videos import FRAMES, PROMPT, RATE, VIDEOS, turned, video_file, with_videos, written
 from tests.models.vision_model import VisionModel
 
 pytest.importorskip("av")
@@ -53,8 +53,12 @@ def config_of(path: Path) -> VideoProcessorConfig:
 def processed(path: Path, data: bytes | None = None) -> ProcessedImage:
     config = config_of(path)
     file = video_file() if data is None else data
-    video = decode_video(file, lambda count, rate: chosen_frames(count, rate, config.sampling), MAX_PIXELS)
-    return process_video(video, config, MAX_PATCHES)
+    return process_video(decode_video(file, video_reader(config, MAX_PATCHES), MAX_PIXELS), config)
+
+
+def read_all(data: bytes, max_pixels: int = MAX_PIXELS) -> Video:
+    """Decode every frame as it is."""
+    return decode_video(data, VideoReader(lambda count, rate: np.arange(count), lambda image, count: image), max_pixels)
 
 
 def test_frames_and_pixels_are_those_of_transformers(model: Path) -> None:
@@ -125,24 +129,27 @@ def test_frames_are_taken_at_even_distances(
 
 def test_the_last_group_repeats_the_last_frame(tmp_path: Path) -> None:
     config = config_of(with_videos(tmp_path, VIDEOS[0]))
-    video = process_video(Video(FRAMES[:3], [0.0, 1.0, 2.0]), config, MAX_PATCHES)
+    frames = [video_reader(config, MAX_PATCHES).reduce(frame, 3) for frame in FRAMES[:3]]
+    video = process_video(Video(frames, [0.0, 1.0, 2.0]), config)
     assert len(video.items) == 2 and "<2.0 seconds>" in video.text
     last = video.items[1].patches.reshape(len(video.items[1].patches), 3, 2, -1)
     assert np.array_equal(last[:, :, 0], last[:, :, 1])
 
 
 def test_frames_are_reduced_to_what_the_engine_encodes_and_to_the_bound_of_a_frame(tmp_path: Path) -> None:
-    path = with_videos(tmp_path, VIDEOS[0], cap_pixels_per_frame=True, max_video_tokens=3)
-    video = Video([image.resize((700, 440)) for image in FRAMES[:4]], [0.0, 1.0, 2.0, 3.0])
-    capped = process_video(video, config_of(path), MAX_PATCHES)
-    assert capped.items[0].num_tokens == 2  # a frame in its proportions
-    whole = process_video(video, config_of(with_videos(tmp_path / "whole", VIDEOS[0])), 8)
-    assert len(whole.items[0].patches) <= 8
+    large = FRAMES[0].resize((700, 440))
+    capped = config_of(with_videos(tmp_path, VIDEOS[0], cap_pixels_per_frame=True, max_video_tokens=3))
+    assert video_reader(capped, MAX_PATCHES).reduce(large, 4).size == (32, 16)  # a frame in its proportions
+    size = {"shortest_edge": 512, "longest_edge": 1 << 24}
+    whole = config_of(with_videos(tmp_path / "whole", VIDEOS[0], size=size))
+    for count in range(1, 12):  # 5 frames are compared with the bounds as 4
+        width, height = video_reader(whole, 64).reduce(large, count).size
+        assert 48 <= width * height // 64 <= 64
 
 
 @pytest.mark.parametrize("kind", ["matroska", "avi", "mp4"])
 def test_files_of_each_kind_are_read(kind: str) -> None:
-    video = decode_video(video_file(kind), lambda count, rate: np.arange(count), MAX_PIXELS)
+    video = read_all(video_file(kind))
     assert len(video.frames) == len(FRAMES)
     assert np.allclose(video.seconds, np.arange(len(FRAMES)) / RATE)
     worst = max(
@@ -171,18 +178,60 @@ def png() -> bytes:
 )
 def test_what_is_no_video_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(ImageError, match=reason):
-        decode_video(data, lambda count, rate: np.arange(count), MAX_PIXELS)
+        read_all(data)
 
 
-def test_a_truncated_video_and_large_frames_are_refused() -> None:
+def test_large_and_long_frames_and_truncated_files_are_refused() -> None:
     file = video_file("avi")
-    with pytest.raises(ImageError, match=r"truncated|damaged"):
-        decode_video(file[: len(file) // 2], lambda count, rate: np.array([0, 10]), MAX_PIXELS)
     with pytest.raises(ImageError, match=r"70 x 44 pixels, at most 100 .*--max-image-pixels"):
-        decode_video(file, lambda count, rate: np.arange(count), 100)
+        read_all(file, 100)
     strip = video_file(frames=[Image.new("RGB", (402, 2))] * 3)
     with pytest.raises(ImageError, match="one side is over 200 times the other"):
-        decode_video(strip, lambda count, rate: np.arange(count), MAX_PIXELS)
+        read_all(strip)
+    with pytest.raises(ImageError, match="damaged"):
+        read_all(file[: len(file) // 2])
+
+
+def test_frames_that_an_edit_list_hides_are_not_counted() -> None:
+    video = read_all(written("mp4", num_hidden=4, rate=10))
+    assert len(video.frames) == len(FRAMES) - 4
+
+
+def test_times_alone_tell_the_frames_of_a_second() -> None:
+    """A live recording of a browser says neither its length nor a rate, and its times are uneven."""
+    times = np.cumsum([0, *(28 + 7 * (number * number % 3) for number in range(59))])
+    video = read_all(written("webm", times=times.tolist()))
+    assert len(video.frames) == 60
+    assert video.seconds[-1] == pytest.approx(times[-1] / 1000, rel=0.02)
+
+
+@pytest.mark.parametrize(("degrees", "corner"), [(0, (0, 0)), (90, (1, 0)), (180, (1, 1)), (270, (0, 1))])
+def test_frames_are_turned_as_their_file_says(degrees: int, corner: tuple[int, int]) -> None:
+    frame = Image.new("RGB", (64, 48))
+    frame.paste((255, 255, 255), (0, 0, 16, 16))  # the upper left corner
+    found = read_all(turned(written("mp4", frames=[frame] * 3), degrees)).frames[0]
+    assert found.size == ((64, 48) if degrees % 180 == 0 else (48, 64))
+    column, row = (4 if side == 0 else length - 5 for side, length in zip(corner, found.size, strict=True))
+    assert np.asarray(found)[row, column].mean() > 200
+
+
+def test_titles_in_other_encodings_are_left_alone() -> None:
+    marked = written("avi", title="Caf#")
+    assert marked.count(b"Caf#") == 1
+    assert len(read_all(marked.replace(b"Caf#", b"Caf\xe9")).frames) == len(FRAMES)
+
+
+def test_a_frame_is_reduced_before_the_next_one_is_decoded(tmp_path: Path) -> None:
+    config, sizes = config_of(with_videos(tmp_path, VIDEOS[0])), []
+    own = video_reader(config, MAX_PATCHES)
+
+    def reduce(image: Image.Image, count: int) -> Image.Image:
+        sizes.append(image.size)
+        return own.reduce(image, count)
+
+    video = decode_video(video_file(), own._replace(reduce=reduce), MAX_PIXELS)
+    assert sizes == [FRAMES[0].size] * 7
+    assert {frame.size for frame in video.frames} == {(64, 32)}
 
 
 @pytest.mark.parametrize(
@@ -196,6 +245,22 @@ def test_a_truncated_video_and_large_frames_are_refused() -> None:
 def test_preprocessing_that_is_not_supported_is_named(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=reason):
         read_video_processor(with_videos(tmp_path, VIDEOS[0], **changes))
+
+
+@pytest.mark.parametrize("changes", [{"do_sample_frames": False}, {"size": {"shortest_edge": 4}}])
+def test_a_checkpoint_whose_videos_are_not_supported_serves_its_images(
+    changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = with_videos(tmp_path, VIDEOS[0], **changes)
+    decoder, checkpoint = read_decoder(path)
+    for limit in (None, "image=4", "image=4,video=0"):
+        found = with_served_images(ImagesConfig(limit_mm_per_prompt=limit), decoder, path, checkpoint)
+        assert found.vision is not None and not found.vision.has_videos
+    assert "videos are not served, images are: " in caplog.text and "video_preprocessor_config.json: " in caplog.text
+    with pytest.raises(CheckpointError, match="use video=0 to serve images only"):
+        with_served_images(ImagesConfig(limit_mm_per_prompt="video=1"), decoder, path, checkpoint)
+    with pytest.raises(ConfigError, match="image=0 serves text only, without videos"):
+        ImagesConfig(limit_mm_per_prompt="image=0,video=1")
 
 
 def test_videos_are_served_if_frames_are_prepared_as_images_are(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import struct
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from PIL import Image
 
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
@@ -73,3 +76,53 @@ def video_file(kind: str = "matroska", frames: list[Any] | None = None, rate: fl
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), format="rgb24")))
         container.mux(stream.encode())
     return target.getvalue()
+
+
+def written(
+    kind: str,
+    frames: list[Image.Image] | None = None,
+    *,
+    rate: int = 10,
+    times: list[int] | None = None,
+    num_hidden: int = 0,
+    title: str = "",
+) -> bytes:
+    """Return a file of this kind with frames of one shade each, as programs write them.
+
+    times: of the frames, in milliseconds, in a file that says no rate. num_hidden: frames at the beginning that an edit list hides.
+    """
+    import av
+
+    target, size = io.BytesIO(), (64, 48) if frames is None else frames[0].size
+    count = len(FRAMES) if times is None else len(times)
+    own = [Image.new("RGB", size, (number * 4,) * 3) for number in range(count)] if frames is None else frames
+    codec = {"webm": "libvpx", "mp4": "libx264", "avi": "mpeg4"}[kind]
+    with av.open(target, "w", format=kind, options={"live": "1"} if times is not None else {}) as container:
+        if title:
+            container.metadata["title"] = title
+        stream = container.add_stream(codec, rate=None if times is not None else rate)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        if times is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+            stream.codec_context.framerate = Fraction(0, 1)
+        packets = []
+        for number, image in enumerate(own):
+            frame = av.VideoFrame.from_ndarray(np.asarray(image), format="rgb24")
+            if times is not None:
+                frame.pts, frame.time_base = times[number], Fraction(1, 1000)
+            packets += stream.encode(frame)
+        packets += stream.encode()
+        for packet in packets:
+            if num_hidden:
+                shift = int(num_hidden / rate / packet.time_base)
+                packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
+            container.mux(packet)
+    return target.getvalue()
+
+
+def turned(file: bytes, degrees: int) -> bytes:
+    """Return an MP4 file whose frames are to be shown turned clockwise."""
+    matrix = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}[degrees]
+    a, b, c, d = (number << 16 for number in matrix)
+    at = file.index(b"tkhd") + 44  # ISO/IEC 14496-12, 8.3.2
+    return file[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + file[at + 36 :]

@@ -92,9 +92,12 @@ class ImageLoader:
             return NO_IMAGES
         if info is None:
             reason = "text only (--limit-mm-per-prompt image=0)" if not self._max_images else "text only"
-            raise unsupported(sources[0].place, f"is an image, and this server's model reads {reason}")
+            kind = "a video" if sources[0].is_video else "an image"
+            raise unsupported(sources[0].place, f"is {kind}, and this server's model reads {reason}")
         if self._processor is None:
-            await asyncio.to_thread(self._read_processor)  # a GGUF file's vocabulary takes half a second
+            await asyncio.to_thread(
+                self._read_processor, info.reads_videos
+            )  # a GGUF file's vocabulary takes half a second
         processor, videos = self._processor, self._videos
         if processor is None:
             raise UnavailableError("The model is loading.")
@@ -168,12 +171,12 @@ class ImageLoader:
         """End the process."""
         await self._decoder.aclose()
 
-    def _read_processor(self) -> None:
+    def _read_processor(self, reads_videos: bool) -> None:
         """Read the preprocessing of the model, which the engine has read, too."""
         if self._model_path is not None:
             self._mmproj = resolve_tower(self.config)
             self._processor = read_image_processor(self._model_path, self._mmproj)
-            self._videos = None if self._mmproj is not None else read_video_processor(self._model_path)
+            self._videos = read_video_processor(self._model_path) if reads_videos else None
 
     async def _read(self, source: ImageSource) -> bytes:
         if is_data(source.url):

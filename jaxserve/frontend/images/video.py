@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,6 +19,8 @@ from jaxserve.frontend.images.decode import MAX_ASPECT_RATIO, ImageError, reason
 _FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 _OPTIONS: Final = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
 _KINDS: Final = "send MP4, MOV, WebM, Matroska or AVI"
+_TURNS: Final = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
+"""By degrees counterclockwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +32,40 @@ class Video:
     """Time of each frame from the beginning of the video."""
 
 
-def decode_video(data: bytes, choose: Callable[[int, float], np.ndarray], max_pixels: int) -> Video:
-    """Return the frames that `choose` takes, from the number of frames and of frames in a second. Raises ImageError.
+class VideoReader(NamedTuple):
+    """What a model sees of a video."""
 
-    choose: returns the numbers of frames, in ascending order; a number may repeat. max_pixels: those of one frame.
-    """
+    choose: Callable[[int, float], np.ndarray]
+    """Returns the numbers of the frames, in ascending order, from the number of all frames and of those in a second."""
+    reduce: Callable[[Image.Image, int], Image.Image]
+    """Returns a frame in its size for the model, from the number of frames that are taken. Raises ImageError."""
+
+
+def decode_video(data: bytes, reader: VideoReader, max_pixels: int) -> Video:
+    """Return the frames of a file that a model sees. max_pixels: those of one frame. Raises ImageError."""
     if not _is_video(data):
         raise ImageError(f"this is no video of a supported format: {_KINDS}")
     import av
 
     try:
-        with av.open(io.BytesIO(data), options=dict(_OPTIONS)) as container:
-            return _frames(container, choose, max_pixels)
+        with av.open(io.BytesIO(data), options=dict(_OPTIONS), metadata_errors="ignore") as container:
+            count, rate = _count(container, _stream(container, max_pixels))
+        wanted = [int(number) for number in reader.choose(count, rate)]
+        while True:
+            with av.open(io.BytesIO(data), options=dict(_OPTIONS), metadata_errors="ignore") as container:
+                found, num_decoded = _frames(container, wanted, reader, max_pixels)
+            if num_decoded > wanted[-1]:
+                break
+            if not num_decoded:
+                raise ImageError("the video has no frames that can be read")
+            wanted = [int(number) for number in reader.choose(num_decoded, rate)]  # fewer than there are packets
     except (MemoryError, ImageError):
         raise
     except Exception as error:  # FFmpegError, ValueError, and whatever else decoders raise
         raise ImageError(f"the video is damaged, or of a kind that is not supported ({reason_of(error)})") from None
+    if len({image.size for image in found.values()}) > 1:
+        raise ImageError("the sizes of the frames differ")
+    return Video([found[number] for number in wanted], [number / rate for number in wanted])
 
 
 def _is_video(data: bytes) -> bool:
@@ -54,10 +74,13 @@ def _is_video(data: bytes) -> bool:
     return is_mov or data[:4] == b"\x1a\x45\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
 
 
-def _frames(container: Any, choose: Callable[[int, float], np.ndarray], max_pixels: int) -> Video:
-    if not container.streams.video:
+def _stream(container: Any, max_pixels: int) -> Any:
+    """Return the stream of the film, not that of a picture beside it. Raises ImageError."""
+    stream = container.streams.best("video")
+    if stream is None:
         raise ImageError("the file has no video stream")
-    stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise ImageError("the codec of the video is not supported")
     stream.thread_type, stream.codec_context.thread_count = "NONE", 1
     width, height = stream.codec_context.width, stream.codec_context.height
     if width * height > max_pixels:
@@ -66,29 +89,37 @@ def _frames(container: Any, choose: Callable[[int, float], np.ndarray], max_pixe
         )
     if not width or not height or max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise ImageError(f"a frame has {width} x {height} pixels: one side is over {MAX_ASPECT_RATIO} times the other")
+    return stream
+
+
+def _count(container: Any, stream: Any) -> tuple[int, float]:
+    """Return the number of frames that are shown, one in each packet, and of those in a second. Raises ImageError."""
+    count, times = 0, []
+    for packet in container.demux(stream):
+        if packet.size and not packet.is_discard:
+            count += 1
+            times += [packet.pts] if packet.pts is not None else []
     rate = float(stream.average_rate or 0)
-    count = stream.frames or _count(container, stream)
-    if not rate or not count:
-        raise ImageError("the video does not say how many frames it has in a second, or has none")
-    wanted = [int(number) for number in choose(count, rate)]
+    if not rate and len(times) > 1 and max(times) > min(times):  # WebM with times alone
+        rate = (len(times) - 1) / float((max(times) - min(times)) * stream.time_base)
+    if not count:
+        raise ImageError("the video has no frames")
+    return count, rate or 1.0
+
+
+def _frames(
+    container: Any, wanted: list[int], reader: VideoReader, max_pixels: int
+) -> tuple[dict[int, Image.Image], int]:
+    """Return frames by their numbers, each in its size for the model, and how many were decoded up to the last of them."""
     found: dict[int, Image.Image] = {}
-    for number, frame in enumerate(container.decode(stream)):
+    number = -1
+    for number, frame in enumerate(container.decode(_stream(container, max_pixels))):
         if number in wanted:
             if frame.width * frame.height > max_pixels:
                 raise ImageError(f"a frame has {frame.width} x {frame.height} pixels (--max-image-pixels)")
-            found[number] = Image.fromarray(frame.to_ndarray(format="rgb24"))
+            image = Image.fromarray(frame.to_ndarray(format="rgb24", threads=1))
+            turn = _TURNS.get(frame.rotation % 360)
+            found[number] = reader.reduce(image if turn is None else image.transpose(turn), len(wanted))
         if number >= wanted[-1]:
             break
-    if missing := [number for number in wanted if number not in found]:
-        raise ImageError(f"the video is truncated: frame {missing[0]} of {count} cannot be read")
-    sizes = {image.size for image in found.values()}
-    if len(sizes) > 1:
-        raise ImageError("the sizes of the frames differ")
-    return Video([found[number] for number in wanted], [number / rate for number in wanted])
-
-
-def _count(container: Any, stream: Any) -> int:
-    """Return the number of frames of a file that does not say it, such as WebM: one in each packet."""
-    count = sum(1 for packet in container.demux(stream) if packet.size)
-    container.seek(0)
-    return count
+    return found, number + 1

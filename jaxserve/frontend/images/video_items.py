@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.errors import CheckpointError, RequestError
@@ -18,7 +19,7 @@ from jaxserve.frontend.images.prepared import prepared_item
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, bounded_size, budget_size, cut_patches
 from jaxserve.frontend.images.protocol import PreparedImage
 from jaxserve.frontend.images.resize import resize
-from jaxserve.frontend.images.video import Video, decode_video
+from jaxserve.frontend.images.video import Video, VideoReader, decode_video
 from jaxserve.model_config.images import AreaSizes, BudgetSizes, FrameSampling, VideoMarkup, VideoProcessorConfig
 
 
@@ -30,16 +31,31 @@ def load_video_preparer(path: Path, max_patches: int) -> Callable[[bytes, int], 
     config = read_video_processor(path)
     if config is None:
         raise CheckpointError(f"{path}: no video_preprocessor_config.json, which says how videos are prepared")
+    reader = video_reader(config, max_patches)
 
     def prepare(data: bytes, max_pixels: int) -> PreparedImage:
-        video = decode_video(data, lambda count, rate: chosen_frames(count, rate, config.sampling), max_pixels)
-        try:
-            processed = process_video(video, config, max_patches)
-        except RequestError as error:
-            raise ImageError(error.message.rstrip(".")) from None
+        processed = process_video(decode_video(data, reader, max_pixels), config)
         return PreparedImage(list(map(prepared_item, processed.items)), processed.text)
 
     return prepare
+
+
+def video_reader(config: VideoProcessorConfig, max_patches: int) -> VideoReader:
+    """Return how a model takes the frames of a video, of which each has up to `max_patches` patches."""
+
+    def reduce(image: Image.Image, count: int) -> Image.Image:
+        try:
+            height, width = _frame_size(image.height, image.width, count, config, max_patches)
+        except RequestError as error:
+            raise ImageError(error.message.rstrip(".")) from None
+        patches = height * width // config.patch_size**2
+        if patches > max_patches:
+            raise ImageError(
+                f"a frame has {patches} patches, at most {max_patches} can be encoded (--max-image-patches)"
+            )
+        return resize(image, height, width, config.resampling)
+
+    return VideoReader(lambda count, rate: chosen_frames(count, rate, config.sampling), reduce)
 
 
 def chosen_frames(count: int, rate: float, sampling: FrameSampling) -> np.ndarray:
@@ -53,21 +69,19 @@ def chosen_frames(count: int, rate: float, sampling: FrameSampling) -> np.ndarra
     return np.arange(wanted, dtype=np.int64) * count // wanted
 
 
-def process_video(video: Video, config: VideoProcessorConfig, max_patches: int) -> ProcessedImage:
-    """Cut a video into groups of frames, which the tower encodes one by one, and write the text that stands for them.
+def process_video(video: Video, config: VideoProcessorConfig) -> ProcessedImage:
+    """Cut a video, whose frames have their final size, into groups of frames, which the tower encodes one by one.
 
-    Raises InvalidRequestError for frames of an impossible shape.
+    The text stands for all of them.
     """
     frames, seconds = list(video.frames), list(video.seconds)
-    width, height = frames[0].size
-    size = _frame_size(height, width, len(frames), config, max_patches)
     short = -len(frames) % config.group  # the last group repeats the last frame
     frames += [frames[-1]] * short
     seconds += [seconds[-1]] * short
     items, texts, markup = [], [], config.markup
     for first in range(0, len(frames), config.group):
         own = slice(first, first + config.group)
-        item = _item([np.asarray(resize(frame, *size, config.resampling)) for frame in frames[own]], config)
+        item = _item(list(map(np.asarray, frames[own])), config)
         time = _time((seconds[own][0] + seconds[own][-1]) / 2, markup)
         texts.append(f"{time}{markup.begin}{markup.token * item.num_tokens}{markup.end}")
         items.append(item)
@@ -89,10 +103,14 @@ def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfi
     if sizes.most_frame_tokens is not None:
         share = min(sizes.most_frame_tokens * factor**2, sizes.max_pixels // count)
         most = max(share, int(sizes.min_pixels * 1.05)) * count
-    most = min(most, count * max_patches * config.patch_size**2)
+    own = max_patches * config.patch_size**2
+    most = min(most, count * own)
     compared = max(round(count / config.group), 1) * config.group
     area = AreaSizes(min(sizes.min_pixels, most), most, count, enlargement="both", compared_frames=compared)
-    return bounded_size(height, width, factor, area)
+    size = bounded_size(height, width, factor, area)
+    if size[0] * size[1] <= own:
+        return size
+    return bounded_size(height, width, factor, AreaSizes(1, own, enlargement="both"))  # frames that were rounded away
 
 
 def _item(frames: list[np.ndarray], config: VideoProcessorConfig) -> EncoderItem:

@@ -13,6 +13,7 @@ from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.images import VideoProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.registry import text_model, with_vision
 
@@ -57,31 +58,30 @@ def _with_videos(settings: ImagesConfig, vision: VisionConfig, path: Path, mmpro
 
     Raises CheckpointError if a setting asks for videos that cannot be served.
     """
-    processor = None if mmproj is not None else read_video_processor(path)
-    images = read_image_processor(path, mmproj)
-    group = vision.num_frames or 1
-    if (
-        processor is None
-        or images is None
-        or (group > 1 and (vision.patches, vision.num_channels) != ("convolution", 3))
-    ):
-        missing = "the model reads no videos, or not in a way that is served (docs/images.md)"
-    elif not has_decoder():
-        missing = "videos are decoded by PyAV: pip install 'jaxserve[video]'"
-    elif (processor.group, processor.patch_size, processor.merge, processor.normalization) != (
-        group,
-        vision.patch_size,
-        vision.merge,
-        images.normalization,
-    ):
-        missing = "frames of videos are prepared in another way than images"
-    else:
-        return replace(vision, has_videos=True)
-    if settings.asks_for_videos:
-        raise CheckpointError(f"{path}: {missing}")
-    if processor is not None:
-        _LOG.warning("videos are not served, images are: %s", missing)
+    try:
+        processor = None if mmproj is not None else read_video_processor(path)
+        if processor is not None:
+            _check_videos(processor, vision, path)
+            return replace(vision, has_videos=True)
+        if settings.asks_for_videos:
+            raise CheckpointError(f"{path}: the model reads no videos, or not in a way that is served (docs/images.md)")
+    except CheckpointError as error:
+        if settings.asks_for_videos:
+            raise CheckpointError(f"{error}; use video=0 to serve images only") from error
+        _LOG.warning("videos are not served, images are: %s", error)
     return vision
+
+
+def _check_videos(processor: VideoProcessorConfig, vision: VisionConfig, path: Path) -> None:
+    """Raise CheckpointError if frames cannot be decoded here, or are not prepared as images are."""
+    if not has_decoder():
+        raise CheckpointError(f"{path}: videos are decoded by PyAV: pip install 'jaxserve[video]'")
+    images, group = read_image_processor(path), vision.num_frames or 1
+    if group > 1 and (vision.patches, vision.num_channels) != ("convolution", 3):
+        raise CheckpointError(f"{path}: patches of videos have a layout that is not supported")
+    found = (processor.group, processor.patch_size, processor.merge, processor.normalization)
+    if images is None or found != (group, vision.patch_size, vision.merge, images.normalization):
+        raise CheckpointError(f"{path}: frames of videos are prepared in another way than images")
 
 
 def _of_texts(decoder: DecoderConfig, path: Path) -> DecoderConfig:

@@ -186,7 +186,7 @@ async def test_images_that_wait_for_the_decoder_are_checked_when_their_turn_come
 ) -> None:
     limit, decoder = 1 << 20, HeldDecoder()
     async with loader(max_image_memory=limit) as images:
-        await asyncio.to_thread(images._read_processor)  # else the first await is before the first check
+        await asyncio.to_thread(images._read_processor, False)  # else the first await is before the first check
         monkeypatch.setattr(images, "_decoder", decoder)
         loads = [asyncio.create_task(images.load([source(JPEG)], INFO)) for _ in range(20)]
         await decoder.has_jobs.wait()
