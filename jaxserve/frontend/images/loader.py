@@ -95,9 +95,8 @@ class ImageLoader:
             kind = "a video" if sources[0].is_video else "an image"
             raise unsupported(sources[0].place, f"is {kind}, and this server's model reads {reason}")
         if self._processor is None:
-            await asyncio.to_thread(
-                self._read_processor, info.reads_videos
-            )  # a GGUF file's vocabulary takes half a second
+            # A GGUF file's vocabulary takes half a second.
+            await asyncio.to_thread(self._read_processor, info.reads_videos)
         processor, videos = self._processor, self._videos
         if processor is None:
             raise UnavailableError("The model is loading.")
