@@ -65,6 +65,7 @@ _AFMOE_SCRIPTS = (
     "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
 _DIGITS_FROM_THE_END = r"\d{1,3}(?=(?:\d{3})*\b)"
+_ALL_DIGITS_FROM_THE_END = r"\d{1,3}(?=(?:\d{3})*(?!\d))"
 _AFMOE = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     + _LINES
@@ -146,12 +147,12 @@ _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")): ("deepseek-coder",),
     PreTokenizer((r"\p{N}{1,3}", _HAN_OR_KANA, _DEEPSEEK_V3)): ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
     PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")): ("falcon",),
-    PreTokenizer((_DIGITS_FROM_THE_END, _AFMOE_SCRIPTS, _AFMOE)): ("afmoe",),
+    PreTokenizer((_ALL_DIGITS_FROM_THE_END, _AFMOE_SCRIPTS, _AFMOE)): ("afmoe",),
     PreTokenizer((_EXAONE_MOE,)): ("exaone-moe",),
     PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignores_merges=True): ("youtu",),
     PreTokenizer((_KIMI_K2,)): ("kimi-k2",),
     PreTokenizer((_JAIS2,)): ("jais-2",),
-    PreTokenizer((_DIGITS_FROM_THE_END, _GPT4O)): ("tiny_aya",),
+    PreTokenizer((_DIGITS_FROM_THE_END, _GPT4O)): ("tiny_aya", "cohere2moe"),
 }
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(

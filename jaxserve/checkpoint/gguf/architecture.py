@@ -213,8 +213,8 @@ class GGUFArchitecture:
     """True if values may have fewer numbers than keys: `config` reads how many."""
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
-    eps_key: str = RMS_NORM_EPS
-    """Key of `config.json` for the epsilon of norms; that of LayerNorm has another name, also in the file."""
+    eps_key: str | None = RMS_NORM_EPS
+    """Key of `config.json` for the epsilon of norms; that of LayerNorm has another name, also in the file. None: `config` reads it."""
     norm_offset: float = 0.0
     """Offset that the file adds to norm weights, those of gated delta nets excepted."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)

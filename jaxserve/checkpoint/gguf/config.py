@@ -116,13 +116,11 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         "num_hidden_layers": _num_layers(keys),
         "hidden_act": "silu",
         "max_position_embeddings": keys.integer("context_length"),
-        architecture.eps_key: keys.number(
-            "attention.layer_norm_rms_epsilon"
-            if architecture.eps_key == RMS_NORM_EPS
-            else "attention.layer_norm_epsilon"
-        ),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
+    if architecture.eps_key is not None:
+        kind = "layer_norm_rms_epsilon" if architecture.eps_key == RMS_NORM_EPS else "layer_norm_epsilon"
+        config[architecture.eps_key] = keys.number(f"attention.{kind}")
     if architecture.has_attention:
         config |= _attention_config(keys, architecture, hidden_size)
     if num_experts != 0 or architecture.experts == "required":

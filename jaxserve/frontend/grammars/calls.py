@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from jaxserve.errors import unsupported
-from jaxserve.frontend.grammars.one_of import without_one_of
+from jaxserve.frontend.grammars.one_of import MAX_PAIRS, without_one_of
 from jaxserve.frontend.grammars.schema_checks import check_schema
 from jaxserve.frontend.json_schema import intended_schema
 from jaxserve.frontend.messages import FunctionDefinition
@@ -72,7 +72,8 @@ def call_grammar(
         if choice.name in (None, function.name):
             is_constrained = choice.is_forced or function.strict
             path = f"{names.function.format(i)}.{names.parameters}"
-            schema = _schema(function, path, max_depth) if is_constrained else _ANY_ARGUMENTS
+            pairs = MAX_PAIRS // len(offered)
+            schema = _schema(function, path, max_depth, pairs) if is_constrained else _ANY_ARGUMENTS
             calls.append(_with_tokens(_call(syntax, function.name, Arguments(schema, path)), tokens))
     is_parallel = conversation.is_parallel
     if is_parallel is None:
@@ -106,12 +107,12 @@ def _syntax(tokenizer: Tokenizer, output_format: OutputFormat) -> CallSyntax | N
     return next((one for one in syntaxes if tokenizer.control_tokens.include(one.control_tokens)), None)
 
 
-def _schema(function: FunctionDefinition, param: str, max_depth: int) -> dict[str, Any]:
-    """Return the schema of the arguments, which are always an object."""
+def _schema(function: FunctionDefinition, param: str, max_depth: int, max_pairs: int) -> dict[str, Any]:
+    """Return the schema of the arguments, which are always an object. max_pairs: see `without_one_of`."""
     if function.parameters is None:
         return _NO_PARAMETERS
     check_schema(function.parameters, param, max_depth)
-    schema = without_one_of(intended_schema(function.parameters, param))
+    schema = without_one_of(intended_schema(function.parameters, param), max_pairs)
     return schema if "$ref" in schema else {"type": "object", **schema}
 
 

@@ -7,19 +7,21 @@ from typing import Any, Final
 
 from jaxserve.frontend.json_schema import child_schemas, referenced_schema
 
-_MAX_PAIRS: Final = 1 << 14
-"""Pairs of alternatives that are compared for one schema: tens of milliseconds."""
+MAX_PAIRS: Final = 1 << 14
+"""Pairs of alternatives that are compared for one request: a tenth of a second."""
 _MAX_DEPTH: Final = 16
+_MAX_TAGS: Final = 16
+"""Required properties of which each may be the tag of a union."""
 _NAMES: Final = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 
 
-def without_one_of(schema: dict[str, Any]) -> dict[str, Any]:
+def without_one_of(schema: dict[str, Any], max_pairs: int = MAX_PAIRS) -> dict[str, Any]:
     """Write `anyOf` for each `oneOf` whose alternatives exclude each other, in place, and return the schema.
 
     An object's alternatives exclude each other if a property that one of them requires does, as `kind` of tagged unions.
-    The rest stays `oneOf`, since no grammar counts the alternatives that a text has.
+    max_pairs: alternatives that are compared with each other. The rest stays `oneOf`, since no grammar counts the alternatives that a text has.
     """
-    alternatives = _Alternatives(schema)
+    alternatives = _Alternatives(schema, max_pairs)
     places = [schema]
     while places:
         part = places.pop()
@@ -33,9 +35,9 @@ def without_one_of(schema: dict[str, Any]) -> dict[str, Any]:
 class _Alternatives:
     """Comparisons of the alternatives of one schema."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], max_pairs: int) -> None:
         self._root = root
-        self._num_left = _MAX_PAIRS
+        self._num_left = max_pairs
 
     def exclude_each_other(self, schemas: list[Any]) -> bool:
         """Return True if it is certain that no value matches two of the schemas."""
@@ -43,7 +45,22 @@ class _Alternatives:
         strings = [value for listed in values for value in listed or [None] if isinstance(value, str)]
         if len(values) == len(schemas) and len(strings) == sum(len(listed or [None]) for listed in values):
             return len(set(strings)) == len(strings)
-        return all(self._are_apart(*pair, 0) for pair in combinations(schemas, 2))
+        return self._are_tagged(schemas) or all(self._are_apart(*pair, 0) for pair in combinations(schemas, 2))
+
+    def _are_tagged(self, schemas: list[Any]) -> bool:
+        """Return True if all schemas are objects that require one property, with a text of its own in each of them."""
+        found = [schema for each in schemas if (schema := self._resolved(each)) is not None]
+        if len(found) < len(schemas) or any(_types(schema) != {"object"} for schema in found):
+            return False
+        names = found[0].get("required") if found else None
+        for name in (names or [])[:_MAX_TAGS]:
+            tags = [_property(schema, name) for schema in found if name in (schema.get("required") or [])]
+            if len(tags) < len(found) or not all(isinstance(tag, dict) for tag in tags):
+                continue
+            values = [value for tag in tags for value in _listed_values(tag) or [None]]
+            if all(isinstance(value, str) for value in values) and len(set(values)) == len(values):
+                return True
+        return False
 
     def _are_apart(self, one: Any, other: Any, depth: int) -> bool:
         self._num_left -= 1
@@ -65,7 +82,8 @@ class _Alternatives:
 
     def _objects_are_apart(self, one: dict[str, Any], other: dict[str, Any], depth: int) -> bool:
         required = dict.fromkeys(name for each in (one, other) for name in each.get("required") or [])
-        for name in required:
+        # Tags first: properties with listed values, of which most pairs need one comparison.
+        for name in sorted(required, key=lambda name: not (_is_listed(one, name) and _is_listed(other, name))):
             schema, other_schema = _property(one, name), _property(other, name)
             if False in (schema, other_schema) or self._are_apart(schema, other_schema, depth + 1):
                 return True
@@ -85,6 +103,11 @@ def _property(schema: dict[str, Any], name: str) -> Any:
     if isinstance(properties, dict) and name in properties:
         return properties[name]
     return False if schema.get("additionalProperties") is False and "patternProperties" not in schema else {}
+
+
+def _is_listed(schema: dict[str, Any], name: str) -> bool:
+    found = _property(schema, name)
+    return isinstance(found, dict) and _listed_values(found) is not None
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:

@@ -66,22 +66,34 @@ class _Widths:
             return 0
         if id(schema) not in self._known:
             self._known[id(schema)] = 0
-            parts = [part for name in _COMBINING for part in _listed(schema.get(name))]
-            parts.append(referenced_schema(schema.get("$ref"), self._root))
-            self._known[id(schema)] = _own_width(schema) + sum(self.of(part, depth + 1) for part in parts)
+            alternatives = [part for name in _COMBINING for part in _listed(schema.get(name))]
+            parts = [self._at_its_begin(part, depth + 1) for part in alternatives]
+            parts.append(self.of(referenced_schema(schema.get("$ref"), self._root), depth + 1))
+            self._known[id(schema)] = _own_width(schema) + sum(parts)
         return self._known[id(schema)]
 
+    def _at_its_begin(self, schema: Any, depth: int) -> int:
+        """Return the width of an alternative beside others: once it has written a required property, the others are left."""
+        if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
+            return 0
+        if "$ref" in schema:
+            return self._at_its_begin(referenced_schema(schema["$ref"], self._root), depth + 1)
+        if any(name in schema for name in _COMBINING):
+            return self.of(schema, depth)
+        return _own_width(schema, begin_only=True)
 
-def _own_width(schema: dict[str, Any]) -> int:
+
+def _own_width(schema: dict[str, Any], *, begin_only: bool = False) -> int:
     """Return the longest run of optional properties, and 2 for the rest of an object or a list; 0 for another value.
 
+    begin_only: count the run at the beginning, also if a later one is longer.
     The compiler writes an object with `minProperties` out once for each property that may be the one it has.
     """
     properties, patterns = schema.get("properties"), schema.get("patternProperties")
     required = {name for name in _listed(schema.get("required")) if isinstance(name, str)}
     names = properties if isinstance(properties, dict) else ()
-    runs = [len(list(run)) for is_required, run in groupby(name in required for name in names) if not is_required]
-    run = max(runs, default=0)
+    runs = [0 if is_required else len(list(run)) for is_required, run in groupby(name in required for name in names)]
+    run = max(runs[:1] if begin_only else runs, default=0)
     num_optional = run * run // 3 if schema.get("minProperties") and "maxProperties" not in schema else run
     num_patterns = len(patterns) if isinstance(patterns, dict) else 0
     return num_optional + num_patterns + 2 * bool(_OF_CONTAINERS & schema.keys())

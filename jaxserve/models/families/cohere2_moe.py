@@ -104,6 +104,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
         "sliding_window": keys.integer(WINDOW),
         "layer_types": layer_types(keys, config, 4),
         "rms_norm_eps": keys.number(rms) if keys.get(rms) else None,
+        **({} if keys.get(rms) else {"layer_norm_eps": keys.number("attention.layer_norm_epsilon")}),
         _WIDTH: keys.integer("expert_feed_forward_length"),
         _DENSE_WIDTH: None if first is None else first.shape[0],
         "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in range(config["num_hidden_layers"])],
@@ -119,5 +120,5 @@ FAMILY = Family(
     text_part_of=("Cohere2VisionForConditionalGeneration",),
     read_vision=cohere_vision,
     text_model_types=("cohere2_moe",),
-    gguf=GGUFArchitecture("cohere2moe", eps_key="layer_norm_eps", experts="required", config=_gguf_config),
+    gguf=GGUFArchitecture("cohere2moe", eps_key=None, experts="required", config=_gguf_config),
 )

@@ -436,7 +436,7 @@ def test_tools_that_can_be_called_are_accepted() -> None:
     checked_chat(messages=ASSISTANT, continue_final_message=True, add_generation_prompt=False)
 
 
-@pytest.mark.parametrize("kind", ["input_audio", "video_url", "file"])
+@pytest.mark.parametrize("kind", ["input_audio", "video", "file"])
 def test_media_part_is_refused(kind: str) -> None:
     part = {"type": kind, kind: {"url": "file:///etc/passwd"}}
     with pytest.raises(UnsupportedParameterError, match=kind):

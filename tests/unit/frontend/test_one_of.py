@@ -77,6 +77,22 @@ def test_comparisons_are_bounded() -> None:
     assert "anyOf" in without_one_of({"oneOf": tagged})
 
 
+def union(count: int, num_others: int, tag: Any = None) -> list[Any]:
+    """Return objects of which each requires other properties, then one with its own text, or `tag`."""
+    others = {f"other{i}": {"type": "string"} for i in range(num_others)}
+    kinds = [{"const": f"kind {i}"} if tag is None else tag for i in range(count)]
+    required = [*others, "kind"]
+    return [{"type": "object", "properties": {**others, "kind": kind}, "required": required} for kind in kinds]
+
+
+def test_large_unions_are_told_apart_by_their_tags() -> None:
+    assert "anyOf" in without_one_of({"oneOf": union(500, 12)}, 100)
+    mixed = [*union(60, 3), {"type": "null"}]
+    assert "anyOf" in without_one_of({"oneOf": mixed})
+    for tag in (True, {}, {"type": "string"}, {"enum": ["a", "b"]}):
+        assert "oneOf" in without_one_of({"oneOf": union(3, 1, tag)})
+
+
 @pytest.mark.parametrize("name", [*FORMATS, "hermes"])
 def test_every_format_follows_or_refuses_them(tokenizer: Tokenizer, vocabulary: LLTokenizer, name: str) -> None:
     followed = forced(tokenizer, name, of_x({"oneOf": EXCLUSIVE["values"]}))

@@ -25,18 +25,13 @@ SENTENCEPIECE = VOCABS["sentencepiece"]
 
 # llama.cpp approximates what the models' own expressions say exactly: upper and lower case beyond ASCII
 # with combining marks (tekken, gpt-4o), white space beyond ASCII inside a range (deepseek), words of letters in both cases
-# (kimi-k2, youtu, tiny_aya), and digits before letters, which afmoe and tiny_aya leave whole.
+# (kimi-k2, youtu, tiny_aya), and digits before letters, which tiny_aya leaves whole.
 CASE = ["café naïve Ångström ŒUVRE straße ÇA", "cafe\u0301 a\u0308o\u0308 x\u0332y", "नमस्ते दुनिया", "สวัสดีชาวโลก"]
 SPACES = ["tabs\t\tand\u00a0nbsp\u2003em\u3000ideographic"]
 CAMEL_CASE = ["camelCaseWord PascalCase SCREAMING_CASE HTTPServer iOS"]
-DIGITS = [
-    "12 1234567890 3.14159 -273.15 1,000,000 v1.2.3 0xFF 2e10",
-    "year2024month12",
-    "<s>[INST] hi [/INST]</s> <unk> <0x0A>",
-]
 APPROXIMATED = {
-    "afmoe": DIGITS,
     "tiny_aya": ["year2024month12", *CAMEL_CASE],
+    "cohere2moe": ["year2024month12", *CAMEL_CASE],
     "youtu": CAMEL_CASE,
     "kimi-k2": [*CASE[1:], *CAMEL_CASE],
     "tekken": CASE,

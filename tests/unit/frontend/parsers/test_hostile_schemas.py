@@ -168,6 +168,11 @@ def test_parameters_that_are_required_are_not_wide(tokenizer: Tokenizer) -> None
     names = text_strings(1600)
     schema = {"type": "object", "properties": names, "required": [*names][::2]}
     assert len(forced(tokenizer, "hermes", schema).grammar.text) > 1 << 14
+    tagged = [
+        {"type": "object", "properties": {"kind": {"const": str(i)}, **text_strings(32)}, "required": ["kind"]}
+        for i in range(45)
+    ]
+    assert forced(tokenizer, "hermes", of_x({"type": "array", "items": {"anyOf": tagged}}))
     recursive = of_x({"anyOf": [A]}, a={"anyOf": [A, {"type": "null"}]})
     assert forced(tokenizer, "hermes", recursive)
 
