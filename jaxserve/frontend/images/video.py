@@ -33,7 +33,7 @@ class Video:
 
 
 class VideoReader(NamedTuple):
-    """What a model sees of a video."""
+    """The choice of a video's frames, and their size, for a model."""
 
     choose: Callable[[int, float], np.ndarray]
     """Returns the numbers of the frames, in ascending order, from the number of all frames and of those in a second."""
