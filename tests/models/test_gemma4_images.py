@@ -13,7 +13,7 @@ from PIL import Image
 from jaxserve.config import Config, ImagesConfig, ModelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
-from jaxserve.frontend.images.processor import _budget_size, process_image
+from jaxserve.frontend.images.processor import budget_size, process_image
 from jaxserve.model_config.images import BudgetSizes
 from jaxserve.models.registry import open_model, read_decoder
 from jaxserve.runner.images.encoder import image_settings, image_shape
@@ -38,7 +38,7 @@ def test_sizes_of_any_picture_equal_those_of_transformers() -> None:
             rows, columns = module.get_aspect_ratio_preserving_size(
                 height, width, config.patch_size, config.sizes.max_patches, config.merge
             )
-            found = _budget_size(height, width, config, config.sizes.max_patches)
+            found = budget_size(height, width, config.patch_size, config.merge, config.sizes.max_patches)
             assert found == (rows, columns), (width, height)
 
 
