@@ -52,9 +52,8 @@ class _Alternatives:
         found = [schema for each in schemas if (schema := self._resolved(each)) is not None]
         if len(found) < len(schemas) or any(_types(schema) != {"object"} for schema in found):
             return False
-        names = found[0].get("required") if found else None
-        for name in (names or [])[:_MAX_TAGS]:
-            tags = [_property(schema, name) for schema in found if name in (schema.get("required") or [])]
+        for name in _required(found[0])[:_MAX_TAGS] if found else ():
+            tags = [_property(schema, name) for schema in found if name in _required(schema)]
             if len(tags) < len(found) or not all(isinstance(tag, dict) for tag in tags):
                 continue
             values = [value for tag in tags for value in _listed_values(tag) or [None]]
@@ -81,7 +80,7 @@ class _Alternatives:
         return types == other_types == {"object"} and self._objects_are_apart(one, other, depth)
 
     def _objects_are_apart(self, one: dict[str, Any], other: dict[str, Any], depth: int) -> bool:
-        required = dict.fromkeys(name for each in (one, other) for name in each.get("required") or [])
+        required = dict.fromkeys(name for each in (one, other) for name in _required(each))
         # Tags first: properties with listed values, of which most pairs need one comparison.
         for name in sorted(required, key=lambda name: not (_is_listed(one, name) and _is_listed(other, name))):
             schema, other_schema = _property(one, name), _property(other, name)
@@ -95,6 +94,12 @@ class _Alternatives:
                 break
             schema = referenced_schema(schema["$ref"], self._root)
         return schema if isinstance(schema, dict) and "$ref" not in schema else None
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    """Return the names of required properties; none of a malformed list, which the compiler refuses."""
+    names = schema.get("required")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _property(schema: dict[str, Any], name: str) -> Any:

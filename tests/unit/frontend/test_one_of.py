@@ -85,6 +85,11 @@ def union(count: int, num_others: int, tag: Any = None) -> list[Any]:
     return [{"type": "object", "properties": {**others, "kind": kind}, "required": required} for kind in kinds]
 
 
+@pytest.mark.parametrize("required", [{"kind": 1}, 5, True, "kind", [["kind"]], None])
+def test_malformed_lists_of_required_properties_tell_nothing(required: Any) -> None:
+    assert "oneOf" in without_one_of({"oneOf": [{**kind, "required": required} for kind in KINDS]})
+
+
 def test_large_unions_exclude_each_other_by_their_tags() -> None:
     assert "anyOf" in without_one_of({"oneOf": union(500, 12)}, 100)
     mixed = [*union(60, 3), {"type": "null"}]
