@@ -187,6 +187,10 @@ class ModelEngine:
         """Make a new scheduler. `num_blocks`, `num_state_slots`: use only so many pages of the pool, and slots. `recorded_steps`: plans of a segment of
         the flight recorder."""
         model_info = self.executor.model_info
+        has_programs = self.executor.buckets.num_drafts > 0
+        assert has_programs or not (num_speculative_tokens and model_info.num_state_slots), (
+            "models with recurrent states verify drafts in programs of their own: pass num_speculative_tokens at the start"
+        )
         slots = num_state_slots or model_info.num_state_slots
         model_info = msgspec.structs.replace(model_info, num_state_slots=slots)
         cache = dataclasses.replace(self.config.cache, enable_prefix_caching=enable_prefix_caching)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, TierConfig
 from jaxserve.errors import ConfigError
@@ -37,12 +38,12 @@ COMPRESSED = "deepseek_v4_tiny"
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
     """Up to 2 requests and 16 tokens a step. Begin with `restart`."""
     golden = golden_checkpoint(request.param)
-    engine = ModelEngine(golden.path, max_num_seqs=2, max_num_batched_tokens=16)
+    engine = ModelEngine(golden.path, max_num_seqs=2, max_num_batched_tokens=16, num_speculative_tokens=3)
     yield golden, engine
     engine.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}, {"num_speculative_tokens": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}], ids=str)
 def test_tokens_equal_transformers_among_other_requests(
     served: tuple[GoldenCheckpoint, ModelEngine], options: dict[str, int]
 ) -> None:
@@ -50,6 +51,18 @@ def test_tokens_equal_transformers_among_other_requests(
     engine.restart(**options)  # type: ignore[arg-type]
     mix = [request("a", golden.prompt_ids, max_tokens=64), request("b", [9, 8, 7], temperature=1.0, seed=3)]
     assert engine.run(mix)["a"].token_ids == golden.output_ids.tolist()
+    assert engine.executor.compilations()["serving"] == 0
+
+
+def test_right_and_wrong_drafts_change_no_token(served: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+    golden, engine = served
+    engine.restart(num_speculative_tokens=3, max_burst_ms=0.0)
+    tokens = golden.output_ids.tolist()
+    predicted = [token ^ 1 if place % 16 == 9 else token for place, token in enumerate(tokens)]
+    drafted = structs.replace(request("a", golden.prompt_ids, max_tokens=64), prediction_token_ids=predicted)
+    assert engine.run([drafted, request("b", [9, 8, 7], temperature=1.0, seed=3)])["a"].token_ids == tokens
+    assert engine.num_accepted_tokens > 10
+    assert engine.num_draft_tokens > engine.num_accepted_tokens
     assert engine.executor.compilations()["serving"] == 0
 
 
