@@ -74,11 +74,6 @@ class DtypePolicy:
         """The policy of matrices that are never quantised."""
         return replace(self, quant=QuantPolicy())
 
-    @property
-    def for_many_rows(self) -> DtypePolicy:
-        """The policy of matmuls that always have many rows, none of which is computed by a step of few rows as well."""
-        return replace(self, backend="native_panels") if self.backend == "native" else self
-
     def matrix(self, out_dim: int, in_dim: int, axes: Axes, num_experts: int | None = None) -> MatrixSpec:
         """Describe a matrix to the format that stores it."""
         return MatrixSpec(

@@ -28,7 +28,7 @@ class VisionTower(nnx.Module):
     """Patches to embeddings of the decoder's width."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        policy = policy.unquantized.for_many_rows
+        policy = policy.unquantized
         self.config = config
         self.patch_embedding = PatchEmbedding(config, policy)
         width = (config.hidden_size,)

@@ -117,5 +117,4 @@ def test_a_loop_over_steps_of_layers_copies_no_pool() -> None:
 
 def test_kernels_on_cpus_take_all_tokens_in_turn() -> None:
     assert takes_tokens_in_turn("native", 17, 19)
-    assert takes_tokens_in_turn("native_panels", 128, 128, is_by_channel=True)
     assert not takes_tokens_in_turn("reference", 128, 128)

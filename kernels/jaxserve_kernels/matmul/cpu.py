@@ -54,7 +54,4 @@ def matmuls(
     operands = (x.astype(jnp.float32), count, *weights, *scales)
     if dynamic:
         return list(jax.ffi.ffi_call("jaxserve_matmul_int8", out)(*operands))
-    if backend == "native_panels" and not scales:
-        pairs = zip(weights, out, strict=True)
-        return [jax.ffi.ffi_call("jaxserve_matmul_panels", shape)(*operands[:2], weight) for weight, shape in pairs]
     return list(jax.ffi.ffi_call("jaxserve_matmul", out)(*operands, matrix_unit=backend == "native_matrix"))

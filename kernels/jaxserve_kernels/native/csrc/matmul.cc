@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "outputs.h"
-#include "panels.h"
 
 namespace jaxserve {
 namespace {
@@ -123,20 +122,6 @@ ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::
   return all.has_error() ? all.error() : multiply_stored(pool, all->type, all->matmuls, is_tiled);
 }
 
-// Multiplies many rows with packed weights (panels.h), which adds up in another order than both units above.
-ffi::Error panels_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR0<ffi::S32> count,
-                          ffi::AnyBuffer w, ffi::ResultBufferR2<ffi::F32> y) {
-  const auto all = operands(x, w, count, nullptr, y, FloatInputs::kStep);
-  if (all.has_error()) return all.error();
-  switch (w.element_type()) {
-    case ffi::F32: multiply_panels(pool, product_of<Float32>(*all)); break;
-    case ffi::F16: multiply_panels(pool, product_of<Float16>(*all)); break;
-    case ffi::BF16: multiply_panels(pool, product_of<BFloat16>(*all)); break;
-    default: return ffi::Error::InvalidArgument("matmul in panels: weights of this type are not supported");
-  }
-  return ffi::Error::Success();
-}
-
 ffi::Error grouped_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
                            ffi::BufferR1<ffi::S32> sizes, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y,
                            bool is_tiled) {
@@ -219,8 +204,6 @@ extern "C" bool jaxserve_has_matrix_unit() { return jaxserve::tiles::allowed(); 
   .Arg<xla::ffi::AnyBuffer>().Arg<xla::ffi::BufferR1<xla::ffi::S32>>().RemainingArgs().Ret<xla::ffi::BufferR2<xla::ffi::F32>>()
 
 JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, JAXSERVE_TOGETHER.Attr<bool>("matrix_unit"));
-JAXSERVE_MATMUL(jaxserve_matmul_panels, panels_handler,
-                .Arg<xla::ffi::BufferR0<xla::ffi::S32>>().Arg<xla::ffi::AnyBuffer>().Ret<xla::ffi::BufferR2<xla::ffi::F32>>());
 JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, JAXSERVE_GROUPED.Attr<bool>("matrix_unit"));
 JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, JAXSERVE_TOGETHER);
 JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, JAXSERVE_GROUPED);

@@ -4,7 +4,7 @@
 // sums is held in registers. Of few rows a tile's weights, converted as they are loaded, stay in the first cache while all rows
 // pass by; of many, a tile's rows stay there while the weights of a group of outputs pass by, out of the second cache. Weights
 // to come are fetched meanwhile, line after line, into the second cache: the first holds no more, and has fewer misses
-// under way than the memory can serve.
+// under way than the memory can serve. With so many rows that it pays, float operands are packed (panels.h); the bits are the same.
 //
 // Where the processor has a matrix unit and it is asked for, it does all of this (tiled.h).
 //
@@ -15,6 +15,7 @@
 #include <atomic>
 #include <vector>
 
+#include "panels.h"
 #include "parallel.h"
 #include "products.h"
 #include "tiled_rows.h"
@@ -211,6 +212,7 @@ void multiply(ffi::ThreadPool& pool, const std::vector<Product<P>>& products) {
 #if defined(JAXSERVE_TILES)
   if (products.front().is_tiled) return multiply_tiled(pool, products, {{0, 0, products.front().m}});
 #endif
+  if (multiply_packed(pool, products)) return;
   int64_t n = 0;
   for (const Product<P>& product : products) n += product.n;
   const Split split(n, std::max<int64_t>(1, pool.num_threads()), kTaskOutputs);

@@ -1,16 +1,23 @@
-// Matmuls of many rows on the vector unit: y[M, N] = x[M, K] * w[N, K]^T with weights packed in panels of kPanel outputs.
+// Matmuls of many rows on the vector unit: y[M, N] = x[M, K] * w[N, K]^T with operands packed for it.
 //
-// A panel is [K, kPanel]: the lanes of a vector are neighbouring outputs, and a tile of kPanelRows rows needs one broadcast for
-// kPanelVectors products. All rows pass by a panel that was packed once, kPanelInputs inputs at a time: those of a panel stay in
-// the caches, and so do the sums of its outputs. An output is the sum of the sums of these chunks, each in the order of its inputs,
-// whatever surrounds a row; `outputs.h` adds in another order.
+// `outputs.h` reads both operands along K: every product takes a vector of each, and every output ends as a sum over lanes.
+// Here the lanes of a vector are neighbouring outputs, so one broadcast input meets kPanelVectors vectors of weights, and no sum
+// over lanes is left. The order of every sum is that of `outputs.h`, so a row has the same bits in both: inputs i, i + kLanes, ...
+// are one chain, the one that lane i has there, and chains are added as `sums_of_four` adds lanes.
+//
+// Weights are packed in panels [chain, step, kPanel], rows in tiles [chain, row, step]. All tiles of rows meet a chain of a
+// panel, a few kilobytes, before the next one, so it stays in the first-level cache; sums of chains that wait for others
+// stay in the second. Weights of the panel to come are fetched meanwhile.
 #pragma once
 
 #include <algorithm>
-#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "parallel.h"
 #include "products.h"
+#include "thread_memory.h"
 #include "transpose.h"
 
 namespace jaxserve {
@@ -18,100 +25,211 @@ namespace jaxserve {
 namespace ffi = xla::ffi;
 
 constexpr int kPanelVectors = kRegisters == 32 ? 3 : 2;
-constexpr int kPanelRows = kRegisters == 32 ? 8 : 6;
-constexpr int kPanel = kPanelVectors * kLanes;  // outputs
-constexpr int64_t kPanelInputs = 768;           // inputs of a chunk: 147 KB of a panel with AVX-512
-constexpr int64_t kPieceRows = 256;             // least rows for which a task packs a panel
+constexpr int kPanelRows = kRegisters == 32 ? 8 : 6;  // of a tile
+constexpr int kPanel = kPanelVectors * kLanes;        // outputs
+constexpr int64_t kLeastRows = 48;   // that a panel is packed for: with fewer it costs more than it saves
+constexpr int64_t kMostRows = 256;   // of a task, whose waiting sums fit the second-level cache
+constexpr int64_t kBlockRows = 1024;  // that are packed together
 
-// Packs `count` inputs, from `start` on, of kPanel outputs from `out` on: [count, kPanel]. Outputs after the last one are zeros.
-template <typename P>
-void pack_panel(const Product<P>& product, int64_t out, int64_t start, int64_t count, float* to) {
-  for (int v = 0; v < kPanelVectors; ++v, out += kLanes, to += kLanes) {
-    const auto* w = product.w + out * product.k + start;
-    for (int64_t i = 0; i < count; i += kLanes) {
+#if defined(__AVX512F__)
+constexpr int kChains[kLanes] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+constexpr int kLevels = 4;
+#elif defined(__aarch64__)
+constexpr int kChains[kLanes] = {0, 1, 2, 3};
+constexpr int kLevels = 2;
+#else
+constexpr int kChains[kLanes] = {0, 2, 1, 3, 4, 6, 5, 7};
+constexpr int kLevels = 3;
+#endif
+// Lanes in the order in which neighbours, then pairs of neighbours and so on are added: the tree of `sums_of_four`.
+
+// Steps of a row's chain in memory: whole vectors.
+inline int64_t padded_steps(int64_t k) { return (k / kLanes + kLanes - 1) / kLanes * kLanes; }
+
+// Floats of a panel's chain. Without those behind its end the chains of many panels would compete for the same places of a cache.
+inline int64_t chain_floats(int64_t k) { return k / kLanes * kPanel + kLanes; }
+
+// Packs up to kPanelRows rows of K inputs. stride: floats from one chain to the next.
+inline void pack_tile(const float* x, int64_t k, int64_t rows, int64_t stride, float* to) {
+  const int64_t steps = k / kLanes, padded = padded_steps(k);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t step = 0; step < steps; step += kLanes) {
       Floats columns[kLanes] = {};
-      for (int64_t o = 0; o < std::min<int64_t>(kLanes, product.n - out); ++o) columns[o] = P::weights(w + o * product.k + i);
+      const int64_t count = std::min<int64_t>(kLanes, steps - step);
+      for (int64_t i = 0; i < count; ++i) columns[i] = load(x + row * k + (step + i) * kLanes);
       transpose(columns);
-      for (int l = 0; l < kLanes; ++l) store(to + (i + l) * kPanel, columns[l]);
+      for (int i = 0; i < kLanes; ++i) store(to + i * stride + row * padded + step, columns[kChains[i]]);
     }
   }
 }
 
-// Adds a chunk's sums of Rows rows with a panel to those before, or without any stores them.
-template <int Rows>
-inline __attribute__((always_inline)) void panel_tile(const float* x, int64_t k, int64_t count, const float* panel, float* y,
-                                                      int64_t stride, bool is_first) {
-  Floats sums[Rows][kPanelVectors] = {};
-  for (int64_t start = 0; start < count; start += kLanes, x += kLanes) {
-    for (int r = 0; r < Rows; ++r) __builtin_prefetch(x + (Rows + r) * k, 0, 2);
-    for (int i = 0; i < kLanes; ++i, panel += kPanel) {
-      Floats weights[kPanelVectors];
-      for (int v = 0; v < kPanelVectors; ++v) weights[v] = in_register(load(panel + v * kLanes));
-      for (int r = 0; r < Rows; ++r) {
-        const Floats input = in_register(broadcast(x[r * k + i]));
-        for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = multiply_add(sums[r][v], input, weights[v]);
-      }
+// Packs kPanel outputs from `out` on. Outputs after the last one are zeros.
+template <typename P>
+void pack_panel(const Product<P>& product, int64_t out, float* to) {
+  const int64_t steps = product.k / kLanes, stride = chain_floats(product.k);
+  for (int v = 0; v < kPanelVectors; ++v, out += kLanes, to += kLanes) {
+    const auto* w = product.w + out * product.k;
+    const int64_t count = std::clamp<int64_t>(product.n - out, 0, kLanes);
+    for (int64_t step = 0; step < steps; ++step, w += kLanes) {
+      Floats columns[kLanes] = {};
+      for (int64_t o = 0; o < count; ++o) columns[o] = P::weights(w + o * product.k);
+      transpose(columns);
+      for (int i = 0; i < kLanes; ++i) store(to + i * stride + step * kPanel, columns[kChains[i]]);
     }
   }
+}
+
+// The part of a matmul that one thread has packed a panel for.
+template <typename P>
+struct PanelTask {
+  const Product<P>& product;
+  const float* tiles;  // of all rows, [kLanes, tiles, kPanelRows, padded steps]
+  int64_t stride;      // floats of a chain of all tiles
+  const float* panel;
+  float* waiting;      // [kLevels, rows, kPanel]
+  int64_t out, begin, end;  // first output, rows
+};
+
+// Adds up chain number `chain` of a tile of rows, from `row` on.
+template <int Rows, typename P>
+inline __attribute__((always_inline)) void panel_tile(const PanelTask<P>& task, int chain, int64_t row) {
+  const int64_t steps = task.product.k / kLanes, padded = padded_steps(task.product.k);
+  const float* panel = task.panel + chain * chain_floats(task.product.k);
+  const float* x = task.tiles + chain * task.stride + row * padded;
+  Floats sums[Rows][kPanelVectors] = {};
+  for (int64_t step = 0; step < steps; ++step, panel += kPanel) {
+    Floats weights[kPanelVectors];
+    for (int v = 0; v < kPanelVectors; ++v) weights[v] = in_register(load(panel + v * kLanes));
+    for (int r = 0; r < Rows; ++r) {
+      const Floats input = in_register(broadcast(x[r * padded + step]));
+      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = multiply_add(sums[r][v], input, weights[v]);
+    }
+  }
+  float* waiting = task.waiting + (row - task.begin) * kPanel;
+  const int64_t level = (task.end - task.begin + kPanelRows - 1) / kPanelRows * kPanelRows * kPanel;
+  for (int left = chain; left & 1; left >>= 1, waiting += level) {
+    for (int r = 0; r < Rows; ++r) {
+      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = load(waiting + r * kPanel + v * kLanes) + sums[r][v];
+    }
+  }
+  const bool is_last = chain == kLanes - 1;
+  const int64_t left = task.product.n - task.out;
+  const bool is_whole = left >= kPanel;
+  const int64_t stride = is_last && is_whole ? task.product.n : kPanel;
+  float* to = is_last && is_whole ? task.product.y + row * task.product.n + task.out : waiting;
   for (int r = 0; r < Rows; ++r) {
     for (int v = 0; v < kPanelVectors; ++v) {
-      float* to = y + r * stride + v * kLanes;
-      store(to, is_first ? sums[r][v] : load(to) + sums[r][v]);
+      const bool scales = is_last && is_whole && task.product.scales;
+      store(to + r * stride + v * kLanes, scales ? sums[r][v] * load(task.product.scales + task.out + v * kLanes) : sums[r][v]);
+    }
+  }
+  if (!is_last || is_whole) return;
+  for (int r = 0; r < Rows; ++r) {
+    for (int64_t o = 0; o < left; ++o) {
+      const float scale = task.product.scales ? task.product.scales[task.out + o] : 1.0f;
+      task.product.y[(row + r) * task.product.n + task.out + o] = to[r * kPanel + o] * scale;
     }
   }
 }
 
-template <int Rows>
-void panel_rows(int64_t rows, const float* x, int64_t k, int64_t count, const float* panel, float* y, int64_t stride,
-                bool is_first) {
+template <int Rows, typename P>
+void panel_rows(const PanelTask<P>& task, int chain, int64_t row, int64_t rows) {
   if constexpr (Rows > 0) {
     if (rows == Rows) {
-      panel_tile<Rows>(x, k, count, panel, y, stride, is_first);
+      panel_tile<Rows>(task, chain, row);
     } else {
-      panel_rows<Rows - 1>(rows, x, k, count, panel, y, stride, is_first);
+      panel_rows<Rows - 1>(task, chain, row, rows);
     }
   }
 }
 
-// Computes the outputs of one panel, from `out` on, for rows from `begin` to `end`.
+// Multiplies rows from `begin` to `end` with the panel from `out` on. `next`: kPanel rows of weights to bring into the cache meanwhile, or null.
 template <typename P>
-void multiply_panel(const Product<P>& product, int64_t out, int64_t begin, int64_t end) {
-  alignas(64) static thread_local float panel[kPanelInputs * kPanel];
-  alignas(64) float last[kPanelRows * kPanel];
-  const int64_t outputs = std::min<int64_t>(kPanel, product.n - out), k = product.k;
-  for (int64_t start = 0; start < k; start += kPanelInputs) {
-    const int64_t count = std::min(kPanelInputs, k - start);
-    pack_panel(product, out, start, count, panel);
-    for (int64_t row = begin; row < end; row += kPanelRows) {
-      const int64_t rows = std::min<int64_t>(kPanelRows, end - row);
-      const float* x = product.x + row * k + start;
-      float* y = product.y + row * product.n + out;
-      if (outputs == kPanel) {
-        panel_rows<kPanelRows>(rows, x, k, count, panel, y, product.n, start == 0);
-        continue;
+void multiply_panel(const Product<P>& product, const float* tiles, int64_t stride, int64_t out, int64_t begin, int64_t end,
+                    const typename P::Stored* next) {
+  thread_local Memory panels, sums;
+  float* panel = panels.hold(kLanes * chain_floats(product.k));
+  const int64_t num_tiles = (end - begin + kPanelRows - 1) / kPanelRows;
+  const PanelTask<P> task{product, tiles, stride, panel, sums.hold((kLevels + 1) * num_tiles * kPanelRows * kPanel), out, begin, end};
+  pack_panel(product, out, panel);
+  const auto* line = reinterpret_cast<const char*>(next);
+  const int64_t bytes = kPanel * product.k * sizeof(*next), share = bytes / (kLanes * num_tiles) + 1;
+  for (int chain = 0; chain < kLanes; ++chain) {
+    for (int64_t tile = 0; tile < num_tiles; ++tile) {
+      if (next != nullptr) {
+        const int64_t done = (chain * num_tiles + tile) * share;
+        for (int64_t at = (done + 63) / 64 * 64; at < std::min(done + share, bytes); at += 64) __builtin_prefetch(line + at, 0, 2);
       }
-      panel_rows<kPanelRows>(rows, x, k, count, panel, last, kPanel, true);
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t o = 0; o < outputs; ++o) {
-          float* to = y + r * product.n + o;
-          *to = start == 0 ? last[r * kPanel + o] : *to + last[r * kPanel + o];
-        }
-      }
+      const int64_t row = begin + tile * kPanelRows;
+      panel_rows<kPanelRows>(task, chain, row, std::min<int64_t>(kPanelRows, end - row));
     }
   }
 }
 
+// How threads share the panels of matmuls of one x: each in pieces of rows.
+struct PanelSplit {
+  int64_t panels = 0, pieces, rows;
+
+  template <typename P>
+  PanelSplit(const std::vector<Product<P>>& products, int64_t m, int64_t threads) {
+    for (const Product<P>& product : products) panels += (product.n + kPanel - 1) / kPanel;
+    const int64_t least = (m + kMostRows - 1) / kMostRows;
+    pieces = std::clamp((2 * threads + panels - 1) / panels, least, std::max(least, m / kLeastRows));
+    rows = ((m + pieces - 1) / pieces + kPanelRows - 1) / kPanelRows * kPanelRows;
+  }
+};
+
+// A panel's matmul, and its first output there.
 template <typename P>
-void multiply_panels(ffi::ThreadPool& pool, const Product<P>& product) {
-  if (product.m == 0) return;
-  const int64_t panels = (product.n + kPanel - 1) / kPanel, threads = std::max<int64_t>(1, pool.num_threads());
-  const int64_t most = (product.m + kPieceRows - 1) / kPieceRows;
-  const int64_t pieces = std::clamp<int64_t>((4 * threads + panels - 1) / panels, 1, most);
-  const int64_t rows = ((product.m + pieces - 1) / pieces + kPanelRows - 1) / kPanelRows * kPanelRows;
-  parallel_for(pool, panels * pieces, [=](int64_t task) {
-    const int64_t begin = task % pieces * rows, end = std::min(begin + rows, product.m);
-    if (begin < end) multiply_panel(product, task / pieces * kPanel, begin, end);
+std::pair<const Product<P>*, int64_t> panel_at(const Product<P>* product, int64_t panel) {
+  for (int64_t own; panel >= (own = (product->n + kPanel - 1) / kPanel); ++product) panel -= own;
+  return {product, panel * kPanel};
+}
+
+// Multiplies rows from `first` to `end`, which are packed together.
+template <typename P>
+void multiply_block(ffi::ThreadPool& pool, const std::vector<Product<P>>& products, const PanelSplit& split, int64_t threads,
+                    int64_t first, int64_t end) {
+  thread_local Memory memory;
+  const int64_t m = end - first, num_tiles = (m + kPanelRows - 1) / kPanelRows;
+  const int64_t size = kPanelRows * padded_steps(products.front().k), stride = num_tiles * size;
+  float* tiles = memory.hold(kLanes * stride);
+  parallel_for(pool, num_tiles, [=, x = products.front().x, k = products.front().k](int64_t i) {
+    const int64_t row = first + i * kPanelRows;
+    pack_tile(x + row * k, k, std::min<int64_t>(kPanelRows, end - row), stride, tiles + i * size);
   });
+  parallel_for(pool, split.panels * split.pieces, [=, products = products.data()](int64_t task) {
+    const int64_t panel = task / split.pieces, next = (task + threads) / split.pieces;
+    const int64_t begin = task % split.pieces * split.rows, stop = std::min(begin + split.rows, m);
+    if (begin >= stop) return;
+    const auto [own, out] = panel_at(products, panel);
+    Product<P> product = *own;
+    product.y += first * product.n;
+    const typename P::Stored* weights = nullptr;
+    if (next != panel && next < split.panels) {
+      const auto [later, from] = panel_at(products, next);
+      if (from + kPanel <= later->n) weights = later->w + from * later->k;
+    }
+    multiply_panel(product, tiles, stride, out, begin, stop, weights);
+  });
+}
+
+// Multiplies the same rows with several matrices, if packing pays: returns false if `outputs.h` is to do it.
+template <typename P>
+bool multiply_packed(ffi::ThreadPool& pool, const std::vector<Product<P>>& products) {
+  if constexpr (!std::is_same_v<typename P::Input, float>) {
+    return false;
+  } else {
+    const int64_t m = products.front().m, threads = std::max<int64_t>(1, pool.num_threads());
+    if (m < kLeastRows) return false;
+    const int64_t blocks = (m + kBlockRows - 1) / kBlockRows, rows = (m + blocks - 1) / blocks;
+    const PanelSplit split(products, rows, threads);
+    if (split.panels * split.pieces < threads) return false;
+    for (int64_t first = 0; first < m; first += rows) {
+      multiply_block(pool, products, split, threads, first, std::min(first + rows, m));
+    }
+    return true;
+  }
 }
 
 }  // namespace jaxserve
