@@ -24,6 +24,19 @@ _CHUNK_BYTES: Final = 1 << 16
 _OK: Final = 200
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+"""IPv6 addresses of hosts on the internet (RFC 4291). `is_global` is true of others too, such as site-local ones."""
+_OWN: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # protocols (RFC 6890), and the metadata of Oracle's cloud
+            "168.63.129.16",  # Azure's service for each of its virtual machines
+            "3fff::/20",  # documentation (RFC 9637)
+        ),
+    )
+)
+"""Networks that are not public although `is_global` may be true of their addresses."""
 
 
 class PrivateAddressError(OSError):
@@ -64,7 +77,9 @@ def is_public(address: str) -> bool:
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo is not None else None)
         if inner is not None:
             return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast
+        if ip not in _GLOBAL_UNICAST:
+            return False
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _OWN)
 
 
 async def fetch(source: ImageSource, config: ImagesConfig) -> bytes:

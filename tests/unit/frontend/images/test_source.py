@@ -115,6 +115,7 @@ def test_urls_of_other_hosts_schemes_and_ports_are_rejected(url: str) -> None:
     [
         "127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1",
         "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1", "::",
+        "192.0.0.192", "168.63.129.16", "fec0::1", "64:ff9b:1::a00:1", "::10.0.0.1", "::ffff:0:10.0.0.1", "3fff::1", "5f00::1",
     ],
 )  # fmt: skip
 def test_private_addresses_are_not_public(address: str) -> None:
@@ -123,6 +124,7 @@ def test_private_addresses_are_not_public(address: str) -> None:
 
 def test_public_addresses_are_public() -> None:
     assert is_public("93.184.216.34") and is_public("2606:2800:220:1:248:1893:25c8:1946")
+    assert is_public("::ffff:93.184.216.34") and is_public("64:ff9b::5db8:d822") and is_public("2002:5db8:d822::1")
 
 
 async def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
