@@ -59,7 +59,7 @@ class ImagesConfig:
         ge=1,
         le=1 << 16,
         help="work for images in a step while replies are generated, for each request that waits for it, in tokens of a prompt: the encoder "
-        "multiplies as often before the step as that takes, and chunks of prompts with images have so many tokens (default: 20 on CPUs, "
+        "multiplies as often before the step as that takes, and chunks of prompts with images have so many tokens (default: 10 on CPUs, "
         "128 on accelerators; of all requests at most --max-num-batched-tokens)",
     )
     image_cache_memory: int | None = option(

@@ -32,9 +32,8 @@ MAX_PATCHES: Final = {"cpu": 4096}
 MAX_ACCELERATOR_PATCHES: Final = 16_384
 CACHE_BYTES: Final = {"cpu": 64 << 20}
 ACCELERATOR_CACHE_BYTES: Final = 256 << 20
-STEP_TOKENS: Final = {"cpu": 20}
-"""Tokens of a prompt, by platform, that take about as long as a decode step of few requests: a device multiplies so many while it
-reads the weights once."""
+STEP_TOKENS: Final = {"cpu": 10}
+"""Tokens of a prompt, by platform, that take half to two thirds as long as a decode step of few requests, which reads the weights once."""
 ACCELERATOR_STEP_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 256
 """Tokens of text beside an image that a step holds by default if prompts are seen whole."""

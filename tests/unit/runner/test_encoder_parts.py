@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.config import ImagesConfig
 from jaxserve.model_config.vision import Normalization, VisionConfig
-from jaxserve.runner.images.encoder import image_shape
+from jaxserve.runner.images.encoder import image_shape, image_step_tokens
 from jaxserve.runner.images.parts import (
     MIN_TILE,
     MOST_TILES,
@@ -66,6 +66,15 @@ def test_parts_of_a_call_by_hand() -> None:
     assert 4 * 256 * HEADS <= WORK < 4 * 256 * HEADS + 256 * TILE
     assert ends[1024][-1] == 1 + 12 * 8 + 1 and len(ends[1024]) == 1 + 12 * 5 + 1
     assert END + 256 * TILE > WORK > END
+
+
+def test_a_part_on_a_cpu_is_at_most_ten_tokens_of_the_decoder() -> None:
+    """With AVX2 twenty take longer than a decode step: docs/benchmarks/images.md."""
+    tiles, ends = ends_of(SMOLVLM, 1024, image_step_tokens("cpu", ImagesConfig()) * DECODER_WEIGHTS)
+    works = [unit_work(SMOLVLM, unit, 128, 1024) for unit in units_of(tiles, 128, 1024)]
+    parts = [sum(works[start:end]) for start, end in itertools.pairwise((0, *ends[1024]))]
+    assert tiles.sizes == (128,) and len(parts) == 122
+    assert 9 * DECODER_WEIGHTS < max(parts) <= 10 * DECODER_WEIGHTS
 
 
 def test_a_call_of_fewer_patches_has_no_tiles_without_a_patch() -> None:
