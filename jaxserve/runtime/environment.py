@@ -76,7 +76,7 @@ def config_of_one_model(given: GivenSettings) -> Config:
 
 def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> GivenSettings:
     """Return the settings that any source gives. Raises ConfigError."""
-    found = ConfigFile({}) if file is None else read_config_file(file)
+    found = ConfigFile() if file is None else read_config_file(file)
     given = environment_values(environ)
     given |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in flags.items()}
     values = {**found.values, **given}
@@ -85,7 +85,7 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
         if values.get(name) is None and os.path.isabs(caches):  # XDG: others are to be ignored
             values[name] = os.path.join(caches, "jaxserve", folder)
     values |= leader_worker_set(environ, values)
-    return GivenSettings(values, () if given.get("model") is not None else found.models)
+    return GivenSettings(values, () if given.get("model") is not None else tuple(found.models))
 
 
 def config_from(values: Mapping[str, Value]) -> Config:

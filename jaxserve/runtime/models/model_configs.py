@@ -12,12 +12,9 @@ from typing import Final
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import config_from
-from jaxserve.runtime.models.config_file import ModelEntry, name_mistake, values_of_file
+from jaxserve.runtime.models.config_file import FILE_SUFFIXES, ModelEntry, name_mistake, values_of_file
 from jaxserve.runtime.settings import BY_NAME, Value
 
-_OWN_SECTIONS: Final = ("model", "cache", "tiers", "scheduler", "parallel", "compile", "structured", "images")
-_OWN_SETTINGS: Final = ("tool_call_parser", "reasoning_parser")
-"""Settings of other sections that a model may have for itself."""
 _ONE_MODELS: Final = ("revision", "lora_modules", "chat_template", "mmproj", "kv_offload_dir", "kv_listen", "kv_peers")
 """Settings that cannot hold for several models."""
 _ONE_EACH: Final = ("api_processes", "num_hosts", "replicas")
@@ -54,15 +51,6 @@ def model_name(config: Config) -> str:
     return (config.model.served_model_name or config.model.model).split(",")[0]
 
 
-def own_setting_mistake(name: str) -> str | None:
-    """Return why one model cannot have the setting `name` for itself; None if it can."""
-    if name == "served_model_name":
-        return "the name is given by `--model NAME=...`, or is the key below `models`"
-    if BY_NAME[name].section not in _OWN_SECTIONS and name not in _OWN_SETTINGS:
-        return "a setting of the server, not of one of its models"
-    return None
-
-
 def common_setting_mistake(name: str, value: Value) -> str | None:
     """Return why `name` cannot have the value for several models; None if it can."""
     if name in _ONE_EACH and value not in (None, 1):
@@ -91,20 +79,10 @@ def _config(entry: ModelEntry, common: Mapping[str, Value]) -> Config:
 
 def _own_values(entry: ModelEntry) -> dict[str, Value]:
     """Return the values of one model: its own settings, or its source alone."""
-    source, place = entry.source, entry.origin
-    own: dict[str, Value]
-    if not isinstance(source, str):
-        own = dict(source)
-    elif Path(source).suffix in (".yaml", ".yml"):
-        own, place = values_of_file(Path(source)), source
-    else:
-        own = {"model": source}
-    if own.get("model") is None:
-        raise ConfigError(f"{place}: `model` is missing: {BY_NAME['model'].help}")
-    for name in own:
-        if problem := own_setting_mistake(name):
-            raise ConfigError(f"{place}: `{name}`: {problem}")
-    return own if entry.name is None else {**own, "served_model_name": entry.name}
+    own: Mapping[str, Value] = {"model": entry.source} if isinstance(entry.source, str) else entry.source
+    if isinstance(entry.source, str) and Path(entry.source).suffix in FILE_SUFFIXES:
+        own = values_of_file(Path(entry.source))
+    return {**own} if entry.name is None else {**own, "served_model_name": entry.name}
 
 
 def _check_common(common: Mapping[str, Value]) -> None:

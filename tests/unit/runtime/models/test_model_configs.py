@@ -86,11 +86,11 @@ def test_what_cannot_be_is_one_line(models: tuple[str, ...], flags: dict[str, ob
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: x\nport: 1\n", "`port`: a setting of the server, not of one of its models"),
-        ("task: embed\n", "`model` is missing"),
+        ("model: x\nport: 1\n", ":2: port: a setting of the server, not of one of its models"),
+        ("task: embed\n", ":1: model: missing"),
         ("model: x\nserved_model_name: y\n", "the name is given by `--model NAME="),
-        ("models: {c: x}\n", "`models`: a model's own file has the settings of one model"),
-        ("model: x\nmax_num_seq: 1\n", "unknown key `max_num_seq`; did you mean `max_num_seqs`?"),
+        ("models: {c: x}\n", ":1: models: a model's own file has the settings of one model"),
+        ("model: x\nmax_num_seq: 1\n", ":2: max_num_seq: unknown key; did you mean `max_num_seqs`?"),
     ],
 )
 def test_mistakes_in_a_models_file_name_it(tmp_path: Path, text: str, message: str) -> None:
@@ -179,17 +179,17 @@ def test_a_command_for_one_model_refuses_a_file_with_several(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("models: [a]\n", "`models`: expected lines of `NAME: MODEL`"),
-        ("models:\n", "`models`: expected lines of `NAME: MODEL`"),
-        ("models: {a: [3]}\n", r"`models.a` \['3'\]: expected `NAME: MODEL`"),
+        ("models: [a]\n", ":1: models: expected lines of `NAME: MODEL`"),
+        ("models:\n", ":1: models: expected lines of `NAME: MODEL`"),
+        ("models: {a: [3]}\n", r"models.a \['3'\]: expected `NAME: MODEL`"),
         ("models: {'a,b': x}\n", "expected instead of 'a,b'"),
-        ("models: {a: x, a: y}\n", "`a` is given twice"),
-        ("model: z\nmodels: {a: x}\n", "`model`: not beside `models`"),
-        ("served_model_name: z\nmodels: {a: x}\n", "`served_model_name`: the models have the names of `models`"),
-        ("models: {a: x, b: {task: embed}}\n", "models.b: `model` is missing"),
-        ("models: {a: {model: x, port: 1}}\n", "models.a: `port`: a setting of the server"),
+        ("models: {a: x, a: y}\n", "models.a: given twice, first in line 1"),
+        ("model: z\nmodels: {a: x}\n", ":1: model: not beside `models`"),
+        ("served_model_name: z\nmodels: {a: x}\n", ":1: served_model_name: the models have the names of `models`"),
+        ("models: {a: x, b: {task: embed}}\n", "models.b.model: missing"),
+        ("models: {a: {model: x, port: 1}}\n", "models.a.port: a setting of the server"),
         ("models: {a: {model: x, task: embd}}\n", "models.a.task 'embd': expected one of auto, generate, embed"),
-        ("models: {a: {model: x, cache: {max_num_seq: 1}}}\n", "unknown key `models.a.cache.max_num_seq`"),
+        ("models: {a: {model: x, cache: {max_num_seq: 1}}}\n", "models.a.max_num_seq: unknown key"),
         ("api_processes: 2\nmodels: {a: x, b: y}\n", "--api-processes 2: not with several models"),
     ],
 )
