@@ -157,7 +157,8 @@ def test_a_decoder_that_was_saved_without_its_head_has_other_names(tmp_path: Pat
     (tmp_path / "config.json").symlink_to(path / "config.json")
     shutil.copy(BERT.path / "modules.json", tmp_path)
     shutil.copytree(BERT.path / "1_Pooling", tmp_path / "1_Pooling")
-    engine = EmbeddingEngine(tmp_path, max_num_batched_tokens=16)
+    # Of this size the program is that of `test_decoders_embed_as_transformers_does`.
+    engine = EmbeddingEngine(tmp_path, max_num_batched_tokens=96)
     assert engine.model_info.embedding == EmbeddingInfo(64, "mean", normalizes=True)
     for found, expected in zip(engine.vectors(golden.token_ids[:2]), golden.vectors["mean"][:2], strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.runner.inputs import Program
 from jaxserve.scheduler.scheduler import Scheduler
 from tests.engine.model_engine import Generated, request
+from tests.engine.quick_sampler import quick_programs
 from tests.models.goldens import DATA
 
 pytestmark = [
@@ -49,6 +50,13 @@ def start(cache: Path) -> LocalExecutor[Any, Any]:
 
 def fail(prepared: Preparation, program: Program, cache: Any) -> Any:
     raise MemoryError("no memory is left")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_sampler() -> Iterator[None]:
+    """Requests of this file have only temperature, seed and raw log-probabilities as options."""
+    with quick_programs():
+        yield
 
 
 @pytest.fixture(scope="module")

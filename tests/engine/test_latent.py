@@ -42,6 +42,7 @@ def test_a_prefix_hit_and_a_preempted_request_equal_a_cold_one(latent_engine: Mo
     assert results["c"].token_ids == GOLDEN.output_ids[:40].tolist()
 
 
+@pytest.mark.exhaustive
 def test_data_ranks_divide_the_latent_vectors_and_generate_the_tokens_of_one_device() -> None:
     shape = {"tensor_parallel_size": 2, "data_parallel_size": 2, "expert_parallel_size": 2}
     engine = ModelEngine(GOLDEN.path, max_num_seqs=4, **shape)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from jaxserve.executor.hosts.agreement import OneHost
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.executor.precompile import precompile
 from jaxserve.runner.program_cache import FILE_NAME, read_manifest
+from tests.engine.quick_sampler import quick_programs
 from tests.models.goldens import golden_checkpoint
 
 
@@ -33,8 +34,15 @@ def ignore(*progress: object) -> None:
     pass
 
 
+@pytest.fixture
+def quick_sampler() -> Iterator[None]:
+    with quick_programs():
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.versions
+@pytest.mark.usefixtures("quick_sampler")
 def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -32,6 +32,22 @@ NAMES = [
 """An indexer in every layer, layers that take what an earlier one has chosen, blocks of tokens for each KV head: of 4 tokens, and of
 5, which cut pages; layers that share vectors; pools of 4 tokens and of 3 beside recurrent states."""
 COMPRESSED = "deepseek_v4_tiny"
+RANKS = [
+    "mistral_large4_tiny",
+    "glm5_next_tiny",
+    *(
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in (
+            "deepseek_v32_tiny",
+            "glm_moe_dsa_tiny",
+            "minimax_m3_tiny",
+            "glm5_next_odd_tiny",
+            "minimax_m3_odd_tiny",
+        )
+    ),
+]
+"""Latent vectors beside keys of indexers, and pools of tokens beside states. `tests/models/test_parallel.py` computes one of each other kind on
+data ranks."""
 
 
 @pytest.fixture(scope="module", params=[*NAMES, COMPRESSED])
@@ -81,7 +97,7 @@ def test_a_prefix_hit_inside_a_block_and_a_preempted_request_equal_a_cold_one(
     assert results["c"].token_ids == golden.output_ids[:40].tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RANKS)
 def test_data_ranks_divide_the_keys_of_indexers_and_generate_the_tokens_of_one_device(name: str) -> None:
     golden = golden_checkpoint(name)
     num_groups = 1 if name == "minimax_m3_odd_tiny" else 2  # of experts: it has five

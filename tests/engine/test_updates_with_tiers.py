@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, TierConfig
+from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, SchedulerConfig, TierConfig
 from jaxserve.engine.control import EngineControl
 from jaxserve.executor import content_digest, served_weights
 from jaxserve.executor.content_digest import LoadedFiles, content_hash
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.weights.loader import load_params
 from tests.engine.model_engine import ModelEngine, request
+from tests.engine.quick_sampler import quick_programs
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.engine.test_weight_updates import MODEL, AtOnce, Operator, changed
 from tests.unit.kv.test_tiers import evict
@@ -217,7 +219,9 @@ def test_a_folder_that_changes_while_the_engine_starts_is_not_the_one_it_started
         scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=16),
         tiers=disk(tmp_path),
     )
-    executor = LocalExecutor.start(config, folder, rewrite)
+    with quick_programs() as programs:
+        config = dataclasses.replace(config, compile=CompileConfig(compile_cache=str(programs)))
+        executor = LocalExecutor.start(config, folder, rewrite)
     assert executor.weights is not None
     assert executor.weights.start_hash() is None
     are_same = []
