@@ -199,12 +199,15 @@ def preload() -> None:
 
 def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:
     clock = PhaseClock()
-    build = partial(build_executor, spec, clock=clock, has_late_programs=spec.config.compile.warmup == "auto")
+    at_stop = contextlib.ExitStack()
+    has_late_programs = spec.config.compile.warmup == "auto"
+    build = partial(build_executor, spec, clock=clock, has_late_programs=has_late_programs, at_stop=at_stop)
     reader = ThreadPoolExecutor(1, thread_name_prefix="end-tokens")
     ends = reader.submit(tokenizer_ends, spec)
     reader.shutdown(wait=False)
     executor = start_executor(build, socket, signals.should_stop)
     if executor is None:
+        at_stop.close()
         return 0
     made = executor.model_info.startup
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
@@ -222,11 +225,17 @@ def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:
 
 
 def build_executor(
-    spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None, *, has_late_programs: bool = False
+    spec: EngineSpec,
+    progress: Progress,
+    clock: PhaseClock | None = None,
+    *,
+    has_late_programs: bool = False,
+    at_stop: contextlib.ExitStack | None = None,
 ) -> Executor[Any, Any]:
     """Return the executor of `spec`. Adds the time from the start of this process to `clock`.
 
     has_late_programs: programs may be compiled after the return, in a thread that the end of the process must not wait for.
+    at_stop: gets what to do if this process stops before the return.
     """
     clock = clock or PhaseClock()
     if spec.executor == "fake":
@@ -241,7 +250,9 @@ def build_executor(
     if config.hosts.num_hosts > 1:
         from jaxserve.executor.hosts.executor import MultiHostExecutor
 
-        return MultiHostExecutor.start(config, Path(spec.model_path), progress, exit_now)
+        return MultiHostExecutor.start(
+            config, Path(spec.model_path), progress, exit_now, at_stop or contextlib.ExitStack()
+        )
     return LocalExecutor.start(
         config, Path(spec.model_path), progress, reports_tokens=True, has_late_programs=has_late_programs
     )

@@ -80,6 +80,22 @@ def test_a_worker_that_is_asked_to_stop_waits_for_the_server_and_a_second_signal
         assert replica.server.stop() == 0
 
 
+def test_a_server_that_is_stopped_while_it_starts_stops_the_hosts_that_have_joined(programs: Path) -> None:
+    coordinator = f"127.0.0.1:{free_port()}"
+    cache = ("--compile-cache", str(programs / "host-0"))
+    commands = [
+        host_command(model().path, 0, 3, 3, coordinator, "--port", "0", *cache),
+        host_command(model().path, 1, 3, 3, coordinator, *cache),
+    ]
+    with contextlib.ExitStack() as stack:
+        server, worker = [stack.enter_context(launched(command)) for command in commands]
+        until(lambda: "waiting for host 2" in server.output, "host 1 has not joined", START_TIMEOUT_S)
+        assert server.stop() == 0
+        assert worker.process.wait(END_TIMEOUT_S) == 0, "host 2 never comes, and neither does another host 0"
+        worker.reader.join(END_TIMEOUT_S)
+        assert "the server has stopped" in worker.output and "starting it again" not in worker.output
+
+
 def test_hosts_that_differ_are_refused_with_one_line_on_each(programs: Path) -> None:
     coordinator = f"127.0.0.1:{free_port()}"
     cache = ("--compile-cache", str(programs / "host-0"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -71,13 +72,20 @@ class MultiHostExecutor:
 
     @classmethod
     def start(
-        cls, config: Config, model_path: Path, progress: Progress, end_process: Callable[[int], Any]
+        cls,
+        config: Config,
+        model_path: Path,
+        progress: Progress,
+        end_process: Callable[[int], Any],
+        at_stop: contextlib.ExitStack,
     ) -> MultiHostExecutor:
         """Wait for the other hosts and start with them. Raises StartupError in one line, which they get as well.
 
-        end_process: called in another thread with an exit code when a host is gone while the engine serves.
+        end_process: called in another thread with an exit code when a host is gone while the engine serves. at_stop: stops the hosts
+        that have joined when it is closed during the start.
         """
         leader = Leader(config.hosts, shared_settings(config))
+        at_stop.callback(leader.end, Stop())
 
         def build() -> LocalExecutor[Any, Any]:
             leader.gather(lambda done, total: progress("hosts", done, total, ""))
