@@ -74,7 +74,7 @@ def placed_hosts(config: Config) -> Iterator[Config]:
         raise StartupError(f"--placement ray: {next(iter(str(error).splitlines()), 'no Ray cluster')}") from error
     hosts = config.hosts
     group, wanted, node = _given_group(config) if hosts.placement_group else _new_group(config)
-    address = f"{node['NodeManagerAddress']}:{_free_port(node['NodeManagerAddress'])}"
+    address = coordinator_on(node["NodeManagerAddress"])
     try:
         placed = [
             dataclasses.replace(config, hosts=dataclasses.replace(hosts, host_rank=rank, coordinator=address))
@@ -206,8 +206,9 @@ def _stop(actors: Sequence[tuple[Any, Any]], timeout_s: float) -> None:
     ray.wait(running, num_returns=len(running), timeout=timeout_s) if running else None
 
 
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def coordinator_on(address: str) -> str:
+    """Return the value of `--coordinator` for host 0 on the node with this address: a port that no process listens on."""
+    is_v6 = ":" in address
+    with socket.create_server((address, 0), family=socket.AF_INET6 if is_v6 else socket.AF_INET) as found:
+        port = found.getsockname()[1]
+    return f"[{address}]:{port}" if is_v6 else f"{address}:{port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, Se
 from jaxserve.errors import ConfigError
 from jaxserve.host_settings import coordinator_address
 from jaxserve.runtime.environment import load_config
-from jaxserve.runtime.ray_hosts import SLICE_LABEL, reservation
+from jaxserve.runtime.ray_hosts import SLICE_LABEL, coordinator_on, reservation
 
 TWO: dict[str, Any] = {"num_hosts": 2, "host_rank": 1, "coordinator": "10.0.0.1:7600"}
 POD = {"LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3", "LWS_LEADER_ADDRESS": "model-0.model.default"}
@@ -107,3 +108,13 @@ def test_ray_takes_tpu_hosts_of_one_slice() -> None:
 def test_a_node_with_too_few_devices_is_named() -> None:
     with pytest.raises(ConfigError, match="this node has 4 GPUs, an engine host needs 8"):
         reservation(2, 16, node(GPU=4.0))
+
+
+@pytest.mark.parametrize(("node_address", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_host_0_coordinates_on_a_free_port_of_its_node(node_address: str, shown: str) -> None:
+    address = coordinator_on(node_address)
+    assert address.startswith(f"{shown}:")
+    host, port = coordinator_address(HostsConfig(**TWO | {"coordinator": address}))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    assert host == node_address
+    socket.create_server((host, port), family=family).close()
