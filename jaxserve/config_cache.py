@@ -64,7 +64,9 @@ class TierConfig:
         "with --replicas the port of the first, followed by those of the others (default: nowhere)",
     )
     kv_peers: str | None = option(
-        None, help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them"
+        None,
+        help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them; an engine leaves "
+        "out its own",
     )
     kv_peer_token: str | None = option(
         None,
@@ -92,8 +94,9 @@ class TierConfig:
 
     @property
     def peers(self) -> list[str]:
-        """Addresses of `kv_peers`."""
-        return [entry.strip() for entry in (self.kv_peers or "").split(",") if entry.strip()]
+        """Addresses of `kv_peers`, but that of `kv_listen`: replicas that have the same settings are peers of each other."""
+        entries = [entry.strip() for entry in (self.kv_peers or "").split(",")]
+        return [entry for entry in entries if entry and entry != self.kv_listen]
 
     @property
     def has_stores(self) -> bool:

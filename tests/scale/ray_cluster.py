@@ -8,10 +8,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from tests.e2e.http_server import ROOT, SOURCES, until
@@ -113,11 +112,11 @@ def cluster(
     num_nodes: int,
     cpus_per_node: int,
     own_words: Sequence[Sequence[str]] = (),
-    variables: Mapping[str, str] = MappingProxyType({}),
+    variables: Callable[[Host], Mapping[str, str]] = lambda host: {},
 ) -> Iterator[Cluster]:
     """Start a cluster and stop it at the end, with every process on its hosts.
 
-    own_words: arguments of each node. variables: further ones of all nodes.
+    own_words: arguments of each node. variables: further ones of each node.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jsr-", ignore_cleanup_errors=True)))
@@ -133,7 +132,7 @@ def cluster(
             words += own_words[index] if own_words else []
             log = folder / f"node-{index}.log"
             with log.open("wb") as output:
-                environment = os.environ | OF_NODES | variables
+                environment = os.environ | OF_NODES | dict(variables(host))
                 node = subprocess.Popen(host.command(*words), stdout=output, stderr=output, env=environment, cwd=ROOT)
             running.nodes.append(node)
             until(

@@ -30,7 +30,7 @@ def test_a_node_that_gets_sigterm_ends_after_its_requests() -> None:
     fake = FAKE | {"device_seconds": 0.05, "num_blocks": 4000}
     ray = SMALL | {"drain_timeout_s": 120.0, "routing": "round-robin", "num_cpus": 0.7}  # all fit the head
     variables = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "130"}
-    with cluster(2, cpus_per_node=3, variables=variables) as nodes, nodes.deployed(fake, **ray) as app:
+    with cluster(2, cpus_per_node=3, variables=lambda host: variables) as nodes, nodes.deployed(fake, **ray) as app:
         streams, heads = streams_on_all_replicas(app, fields | {"max_tokens": 800})
         assert set(servers(nodes)) & set(processes_on(nodes.hosts[1]))
         started = time.monotonic()

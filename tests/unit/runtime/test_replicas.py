@@ -31,6 +31,12 @@ def test_each_engine_listens_for_peers_on_a_port_of_its_own(listen: str, ports: 
     assert len({each.address for each in specs}) == 2 and all(each.publishes_pages for each in specs)
 
 
+def test_replicas_with_the_same_peers_do_not_ask_themselves() -> None:
+    tiers = TierConfig(kv_listen="10.0.0.1:7001", kv_peers="10.0.0.1:7001, 10.0.0.1:7002", kv_offload_memory=1)
+    assert tiers.for_replica(0).peers == ["10.0.0.1:7002"]
+    assert tiers.for_replica(1).peers == ["10.0.0.1:7001"]
+
+
 def model_info(platform: str) -> ModelInfo:
     sizes = {
         "vocab_size": 8,
