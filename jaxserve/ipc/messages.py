@@ -274,7 +274,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     """Number of preemptions so far. Set on every output."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """The next of the prompt's, which begin at its second token. The last come with the first output token."""
+    """The next of the prompt's, which begin at its second token. The last come with the first output token. If the weights change
+    before it, all come again, and the newest of each token counts."""
     vector: bytes | None = None
     """The text's embedding: float32, little-endian, not normalised."""
     num_accepted_tokens: int = 0

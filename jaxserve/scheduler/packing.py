@@ -126,7 +126,7 @@ def _wanted(ordered: list[Request], is_sampling: np.ndarray) -> tuple[tuple[Mask
             masks.append(Mask(request.slot, request.grammar.mask))
         if samples and (wanted := request.sampling.num_top_logprobs) is not None:
             num_top_logprobs = max(num_top_logprobs, wanted)
-        if request.num_unscored and request.is_scoring:
+        if request.num_unscored and request.num_computed_tokens < request.num_prompt_tokens - 1:
             num_prompt_logprobs = max(num_prompt_logprobs, request.sampling.num_prompt_logprobs or 0)
     return tuple(masks), num_top_logprobs, num_prompt_logprobs
 

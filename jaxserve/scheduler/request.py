@@ -141,7 +141,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache when the request first started."""
-        self.num_unscored = 0 if message.sampling.num_prompt_logprobs is None else self.num_prompt_tokens - 1
+        self.num_unscored = 0
         """Prompt tokens at its end whose log-probabilities were asked for and are not known. Such a request takes
         nothing from the prefix cache: tokens that are not computed have no log-probabilities."""
         self.routed_experts = RequestExperts() if message.returns_routed_experts else None
@@ -160,16 +160,12 @@ class Request:
         """The entry of `stop_token_ids` that ended the request."""
         self._buffer = np.empty(self.num_tokens + min(max_output_tokens, _SPARE_OUTPUT), np.int32)
         self._buffer[: self.num_tokens] = message.prompt_token_ids
+        self.forget_scores()
 
     @property
     def tokens(self) -> np.ndarray:
         """All known tokens; a view that is valid until the next `append`."""
         return self._buffer[: self.num_tokens]
-
-    @property
-    def is_scoring(self) -> bool:
-        """True if the tokens it computes next have targets."""
-        return self.num_unscored > 0 and self.num_computed_tokens < self.num_prompt_tokens - 1
 
     def next_tokens(self, count: int) -> np.ndarray:
         """Return the first `count` known tokens that are not computed; a view as `tokens`."""
@@ -228,6 +224,12 @@ class Request:
     def land_scores(self, count: int) -> None:
         """Count prompt tokens whose log-probabilities are known now."""
         self.num_unscored -= count
+
+    def forget_scores(self) -> None:
+        """Compute the log-probabilities of the whole prompt, again if there were some, unless an output token is known: the
+        client has them then."""
+        if self.num_tokens == self.num_prompt_tokens and self.sampling.num_prompt_logprobs is not None:
+            self.num_unscored = self.num_prompt_tokens - 1
 
     def append(self, tokens: list[int]) -> list[int]:
         """Append output tokens up to and with the one that ends the request; returns those. Sets `finish_reason`."""

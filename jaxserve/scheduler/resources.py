@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.images.policy import ImagePolicy
 from jaxserve.scheduler.request import Request
@@ -61,6 +63,13 @@ class Resources:
         self._release_slot(request)
         self._kv.free(request.table)
         request.preempt()
+
+    def forget_computed(self, requests: Iterable[Request]) -> None:
+        """Forget what the weights have computed for requests that continue with others: images, and scores of prompts."""
+        for request in requests:
+            request.forget_scores()
+        if self._images is not None:
+            self._images.forget()
 
     def finish(self, request: Request) -> None:
         """Take the slot of a request that has ended, and its pages if no step in flight writes to them."""

@@ -148,8 +148,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             self._prefetch.clear_tiers()
         else:
             self._prefetch.leave_device()
-        if reset_running_requests and self._images is not None:  # other weights, or none for a while
-            self._images.forget()
+        if reset_running_requests:  # other weights, or none for a while
+            self._resources.forget_computed(self.requests.values())
 
     def poll_grammars(self) -> list[RequestOutput]:
         """Apply what grammars have done; returns jump-forward tokens and ends. Call it before `schedule`.

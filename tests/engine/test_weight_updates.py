@@ -220,6 +220,31 @@ def test_running_requests_end_before_the_update(
 
 
 @pytest.mark.slow
+def test_all_scores_of_a_prompt_are_those_of_the_weights_that_sample(
+    engine: ModelEngine, fresh: ModelEngine, new: Path
+) -> None:
+    """The update comes when the old weights have scored a part of the prompt."""
+    prompt = PROMPTS["a"]
+    message = request("a", prompt, num_prompt_logprobs=0, num_top_logprobs=0, max_tokens=4)
+    found, steps = Generated(), {"max_num_batched_tokens": 16, "max_burst_ms": 0}
+    engine.restart(**steps)
+    operator = Operator(engine)
+    assert engine.core.handle(message) == []
+    while engine.core.has_work:
+        operator.step()
+        if not operator.ends and any(output.prompt_logprobs for output in operator.outputs):
+            operator.finish("update_weights", model=str(new))
+    for output in operator.outputs:
+        found.add(output)
+    old = len(found.prompt_logprobs) - (len(prompt) - 1)
+    assert 0 < old < len(prompt) - 1
+    fresh.restart(**steps)
+    expected = fresh.run([message])["a"]
+    assert found.prompt_logprobs[old:] == expected.prompt_logprobs
+    assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+@pytest.mark.slow
 def test_weights_that_do_not_fit_change_nothing(engine: ModelEngine, tmp_path: Path) -> None:
     old = run(engine, PROMPTS)
     operator = Operator(engine)

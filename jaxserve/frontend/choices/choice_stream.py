@@ -294,7 +294,10 @@ class ChoiceStream:
         """Add the prompt's tokens to the first delta, if they were requested."""
         if not self._has_sent_prompt:
             self._has_sent_prompt = True
-            delta.prompt = PromptTokens(self.request.prompt_token_ids, self._prompt_scores)
+            newest = self._prompt_scores[
+                -(self.num_prompt_tokens - 1) :
+            ]  # they come again after an update of the weights
+            delta.prompt = PromptTokens(self.request.prompt_token_ids, newest)
 
     def _take_tokens(self, output: RequestOutput) -> str:
         """Return the text of the output's tokens; a token that ended the request has none unless `include_stop`."""

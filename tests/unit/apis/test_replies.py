@@ -471,6 +471,18 @@ async def test_prompt_logprobs_are_spelled_as_vllm_does(api: Api, path: str, mes
     }
 
 
+async def test_scores_of_a_prompt_that_come_again_count(api: Api) -> None:
+    """After an update of the weights the engine sends all of them once more."""
+    asking = asyncio.create_task(api.post(TEXT, {"prompt": [5, 6, 7], "prompt_logprobs": 0, "max_tokens": 1}))
+    request = await api.engine.added()
+    api.engine.output(request, [], prompt_logprobs=[TokenLogprobs(-9.0, [], [], 1)])
+    await api.engine.is_heard()
+    api.engine.output(request, ids(api, "s"), finish_reason="length")
+    _, reply = await asking
+    entries = reply["choices"][0]["prompt_logprobs"]
+    assert [[entry["logprob"] for entry in each.values()] for each in entries[1:]] == [[-0.5], [-1.0]]
+
+
 async def test_default_output_lengths(api: Api, messages: list[Any]) -> None:
     for path, body, expected in (
         (TEXT, {"prompt": [5] * 4}, 16),
