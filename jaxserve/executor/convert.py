@@ -27,7 +27,16 @@ from jaxserve.weights.converted import array_layout, described_tensors, save_arr
 from jaxserve.weights.loader import load_params
 
 _LOG = logging.getLogger(__name__)
-_COPIED: Final = ("*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja")
+_COPIED: Final = (
+    "*.json",
+    "tokenizer*",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+)
+"""Every file but weights that a server may read, such as Kimi's `tiktoken.model`."""
 _NOT_COPIED: Final = ".safetensors.index.json"
 
 

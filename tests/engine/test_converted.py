@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.converted import MANIFEST_FILE, open_converted
+from jaxserve.checkpoint.files import TIKTOKEN
 from jaxserve.checkpoint.zarr_arrays import ZarrArrays
 from jaxserve.config import Config, ModelConfig, ParallelConfig
 from jaxserve.errors import CheckpointError, ConfigError, StartupError
@@ -114,16 +115,19 @@ def test_a_converted_model_generates_the_tokens_of_the_model(plain: Path) -> Non
     engine.close()
 
 
-def test_a_conversion_has_all_chat_templates_of_the_model(tmp_path: Path) -> None:
+def test_a_conversion_has_the_tokenizer_and_all_chat_templates_of_the_model(tmp_path: Path) -> None:
     model, template = tmp_path / "model", Path("additional_chat_templates", "tool_use.jinja")
     shutil.copytree(MODEL, model)
     (model / template.parent).mkdir()
     (model / template).write_text("for tools", encoding="utf-8")
     (model / "chat_template.json").write_text('{"chat_template": "of the processor"}', encoding="utf-8")
     (model / template.with_name("notes.txt")).write_text("not a template", encoding="utf-8")
+    (model / TIKTOKEN).write_text("IQ== 0", encoding="utf-8")  # the only file of Kimi's vocabulary
     path = converted(config_of(), tmp_path / "out", model)
     assert (path / template).read_text(encoding="utf-8") == "for tools"
-    assert {str(template), "chat_template.json"} <= open_converted(path, ()).manifest.files.keys()
+    assert {str(template), "chat_template.json", "tokenizer.json", TIKTOKEN} <= open_converted(
+        path, ()
+    ).manifest.files.keys()
     assert [file.name for file in (path / template.parent).iterdir()] == [template.name]
 
 
