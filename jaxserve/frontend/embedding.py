@@ -141,6 +141,15 @@ def noting_departure(frontend: Frontend) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vector of each text, float32, as the model makes it."""
+
+    arrays: list[np.ndarray]
+    weight_version: int
+    """Version of the weights that computed the last text."""
+
+
 async def vectors_of(
     frontend: Frontend,
     model_info: ModelInfo,
@@ -149,8 +158,8 @@ async def vectors_of(
     *,
     text_pair_starts: Sequence[int | None] | None = None,
     on_done: Callable[[], None] = lambda: None,
-) -> list[np.ndarray]:
-    """Return the vector of each text, float32, as the model makes it. Raises the error of the first text that fails.
+) -> Vectors:
+    """Return the vector of each text. Raises the error of the first text that fails.
 
     However long the list, the engine holds no more of it than fills its next steps. text_pair_starts: for pairs, the
     start of each second text. on_done: called for each text.
@@ -177,7 +186,7 @@ async def vectors_of(
     window = min(len(requests), frontend.client.admission.max_sequences, 2 * model_info.max_num_seqs)
     size = max(1, window // _LANES)
     parts = iter([requests[start : start + size] for start in range(0, len(requests), size)])
-    found: dict[RequestId, np.ndarray] = {}
+    found: dict[RequestId, RequestOutput] = {}
     with frontend.client.admission.places(window):
         try:
             async with asyncio.TaskGroup() as lanes:
@@ -186,14 +195,16 @@ async def vectors_of(
         except* Exception as group:
             failure = first_leaf(group)
         else:
-            return [found[request.request_id] for request in requests]
+            outputs = [found[request.request_id] for request in requests]
+            arrays = [np.frombuffer(output.vector or b"", "<f4") for output in outputs]
+            return Vectors(arrays, max(output.weight_version for output in outputs))
     raise failure
 
 
 async def _run(
     frontend: Frontend,
     parts: Iterator[list[AddRequest]],
-    found: dict[RequestId, np.ndarray],
+    found: dict[RequestId, RequestOutput],
     on_done: Callable[[], None],
 ) -> None:
     """Submit part after part until there are no more."""
@@ -208,7 +219,7 @@ async def _run(
                 _count(frontend, output, left.pop(output.request_id), at)
                 if output.vector is None:
                     raise request_error(output.error)
-                found[output.request_id] = np.frombuffer(output.vector, "<f4")
+                found[output.request_id] = output
                 on_done()
             return True
 
@@ -256,8 +267,9 @@ async def scores_with_counts(
     priority: int | None,
     params: tuple[str, str],
     instruction: str | None = None,
-) -> tuple[list[float], int]:
-    """Return the score of each of `second` with its partner in `first`, or with the only one there, and the token count.
+) -> tuple[list[float], int, int]:
+    """Return the score of each of `second` with its partner in `first`, or with the only one there, the token count, and the
+    version of the weights.
 
     params: the fields of both sides, for errors. instruction: see `encode_score_pairs`. Raises RequestError.
     """
@@ -266,8 +278,8 @@ async def scores_with_counts(
     pairs = await encode_pairs(frontend, model_info, model, first, second, **options)
     check_total(frontend, pairs.texts, params[1])
     with noting_departure(frontend):
-        values = await scores_of(frontend, model_info, pairs, priority)
-    return values, sum(map(len, pairs.texts))
+        values, weight_version = await scores_of(frontend, model_info, pairs, priority)
+    return values, sum(map(len, pairs.texts)), weight_version
 
 
 async def encode_pairs(
@@ -313,14 +325,15 @@ async def scores_of(
     pairs: Pairs,
     priority: int | None = None,
     on_done: Callable[[], None] = lambda: None,
-) -> list[float]:
-    """Return the score of each pair."""
-    vectors = await vectors_of(
+) -> tuple[list[float], int]:
+    """Return the score of each pair, and the version of the weights that computed the last text."""
+    found = await vectors_of(
         frontend, model_info, pairs.texts, priority, text_pair_starts=pairs.text_pair_starts, on_done=on_done
     )
+    vectors = found.arrays
     if pairs.num_first == 0:
-        return [float(vector[0]) for vector in vectors]
-    return cosines(vectors[: pairs.num_first], vectors[pairs.num_first :])
+        return [float(vector[0]) for vector in vectors], found.weight_version
+    return cosines(vectors[: pairs.num_first], vectors[pairs.num_first :]), found.weight_version
 
 
 def cosines(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[float]:

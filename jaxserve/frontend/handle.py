@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -83,6 +83,12 @@ class RequestTiming(msgspec.Struct):
         Meta(
             description="Generated tokens of all choices by the version that computed them, up to and with the one that "
             "ended the text; each choice's tokens have the versions in ascending order."
+        ),
+    ] = None
+    choice_weight_version_tokens: Annotated[
+        list[dict[str, int]] | None,
+        Meta(
+            description="The tokens of `weight_version_tokens` of each choice by itself, in the order of the choices."
         ),
     ] = None
 
@@ -216,19 +222,14 @@ class RequestHandle:
             total_seconds=time.monotonic() - begin_s,
             tokens_per_second=num_more / decode_s if num_more > 0 and decode_s > 0 else None,
             weight_version=self.weight_version,
-            weight_version_tokens=self._weight_version_tokens() or None,
+            weight_version_tokens=_by_version(self.choices) or None,
+            choice_weight_version_tokens=None if first_s is None else [_by_version([each]) for each in self.choices],
         )
 
     @property
     def weight_version(self) -> int | None:
         """The version of the weights that computed the newest token; None before the first."""
         return max((version for choice in self.choices for version in choice.num_tokens_of_weights), default=None)
-
-    def _weight_version_tokens(self) -> dict[str, int]:
-        counts: Counter[int] = Counter()
-        for choice in self.choices:
-            counts.update(choice.num_tokens_of_weights)
-        return {str(version): counts[version] for version in sorted(counts)}
 
     @property
     def _stream(self) -> OutputStream:
@@ -255,3 +256,11 @@ def _has_scores(request: AddRequest) -> bool:
     sampling = request.sampling
     is_scored = sampling.num_top_logprobs is not None or sampling.num_prompt_logprobs is not None
     return is_scored or request.returns_routed_experts
+
+
+def _by_version(choices: Iterable[ChoiceStream]) -> dict[str, int]:
+    """Return the number of tokens of each version of the weights, in ascending order."""
+    counts: Counter[int] = Counter()
+    for choice in choices:
+        counts.update(choice.num_tokens_of_weights)
+    return {str(version): counts[version] for version in sorted(counts)}

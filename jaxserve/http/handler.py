@@ -11,12 +11,11 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route
+from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route, version_header
 from jaxserve.apis.schema.encode import encode_in_parts, encode_reply
 from jaxserve.errors import RequestError
 from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.errors import hide_internal_error
-from jaxserve.frontend.handle import RequestHandle
 from jaxserve.http.inputs import LARGE_BODY, off_loop, read_body, read_query, request_id_of, take_notes
 from jaxserve.http.large_body import json_response
 from jaxserve.http.listener import Handler
@@ -34,7 +33,6 @@ class HttpCall(Call):
     routes: tuple[Route, ...]
 
 
-VERSION_HEADER: Final = "X-Weight-Version"
 """Header of replies with generated tokens: the version of the weights that computed the last token that was generated before the
 header was sent."""
 ADMISSION: Final = web.RequestKey("admission", ExitStack)
@@ -145,13 +143,7 @@ async def _collect(http: web.Request, reply: Generated) -> web.StreamResponse:
     whole, body = await asyncio.to_thread(encode) if is_large else encode()
     if reply.keep is not None:
         reply.keep(whole)
-    return await json_response(http, body, _version_header(handle))
-
-
-def _version_header(handle: RequestHandle) -> dict[str, str]:
-    """Name the version of the weights, if tokens were generated so far."""
-    version = handle.weight_version
-    return {} if version is None else {VERSION_HEADER: str(version)}
+    return await json_response(http, body, version_header(handle.weight_version))
 
 
 async def _stream(http: web.Request, route: Route, reply: Generated) -> web.StreamResponse:
@@ -190,7 +182,7 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
             if held:  # prompts, or their scores, which take long to format
                 frames += await asyncio.to_thread(framed, held)
                 held.clear()
-            events.add_headers(_version_header(handle))
+            events.add_headers(version_header(handle.weight_version))
             if not handle.is_finished:  # else the last text leaves with the end
                 await events.send(frames)
                 frames.clear()

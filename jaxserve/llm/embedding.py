@@ -37,7 +37,7 @@ async def embed_all(
         return []
     vectors = await vectors_of(frontend, model_info, texts, on_done=on_done)
     normalizes = model.normalizes if normalize is None else normalize
-    matrix = finished(vectors, normalizes=normalizes, dimensions=dimensions)
+    matrix = finished(vectors.arrays, normalizes=normalizes, dimensions=dimensions)
     return [
         EmbeddingRequestOutput(
             prompt=prompt if isinstance(prompt, str) else None,
@@ -66,7 +66,7 @@ async def score_all(
     pairs = await encode_pairs(frontend, model_info, model, first, second, **options)
     for _ in first if pairs.num_first == 0 else ():  # the caller counts the texts of both sides
         on_done()
-    scores = await scores_of(frontend, model_info, pairs, on_done=on_done)
+    scores, _ = await scores_of(frontend, model_info, pairs, on_done=on_done)
     return [
         ScoringRequestOutput(prompt_token_ids=ids, outputs=ScoringOutput(score))
         for ids, score in zip(pairs.token_ids, scores, strict=True)

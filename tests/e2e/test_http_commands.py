@@ -92,6 +92,22 @@ def test_weights_are_updated_and_replies_name_their_version(tmp_path: Path) -> N
         assert (status, refused["error"]["message"]) == (400, "/nowhere: no such folder")
 
 
+def test_vectors_and_scores_name_the_version_of_their_weights() -> None:
+    model = {"model": str(TOKENIZER), "task": "embed", "max_model_len": 32}
+    requests = {
+        "/v1/embeddings": {"input": ["a", "b c"]},
+        "/v1/score": {"text_1": "a", "text_2": ["b", "c"]},
+        "/v1/rerank": {"query": "a", "documents": ["b", "c"]},
+    }
+    with running({"embedding_size": 16}, model=model, server={"allow_weight_updates": True}) as server:
+        for version in range(2):
+            for path, body in requests.items():
+                status, headers, _ = server.request("POST", path, body)
+                assert (status, headers["x-weight-version"]) == (200, str(version))
+            if version == 0:
+                assert post(server, "/update_weights", {"model": "other"})[0] == 200
+
+
 def test_a_pause_and_a_sleep_are_reported_and_end() -> None:
     def get(path: str) -> Any:
         return json.loads(server.request("GET", path)[2])

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from jaxserve.apis.routes import Call, Encoded, Route
+from jaxserve.apis.routes import Call, Encoded, Route, version_header
 from jaxserve.apis.schema.common import ModelName, OwnId
 from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.apis.schema.inputs import texts_or_ids
@@ -143,13 +143,13 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
     num_tokens = sum(map(len, texts))
 
     def encode() -> bytes:
-        matrix = finished(vectors, normalizes=normalizes, dimensions=body.dimensions)
+        matrix = finished(vectors.arrays, normalizes=normalizes, dimensions=body.dimensions)
         data = [Embedding(index=i, embedding=_numbers(row, body.encoding_format)) for i, row in enumerate(matrix)]
         usage = EmbeddingUsage(num_tokens, num_tokens)
         return encode_in_parts(EmbeddingReply(data=data, model=frontend.model_name, usage=usage))
 
     # Encoding thousands of vectors takes a second, in which the event loop must serve other requests.
-    return Encoded(body=await asyncio.to_thread(encode))
+    return Encoded(body=await asyncio.to_thread(encode), headers=version_header(vectors.weight_version))
 
 
 def _numbers(vector: np.ndarray, encoding_format: EncodingFormat | None) -> list[float] | str:

@@ -5,6 +5,7 @@ Reranking takes what Jina's and Cohere's clients send.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from dataclasses import replace
@@ -15,8 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.apis.openai.embeddings import EmbeddingUsage, InputFields, check_fields
-from jaxserve.apis.routes import Call, Route
+from jaxserve.apis.routes import Call, Encoded, Route, version_header
 from jaxserve.apis.schema.common import UnixTime
+from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
 from jaxserve.frontend.embedding import check_partners, scores_with_counts
@@ -128,27 +130,28 @@ def _check_texts(name: str, texts: list[str]) -> None:
 
 
 @partial(Route, "POST", "/v1/score", tag="Scores", reply=ScoreReply)
-async def score(call: Call, body: ScoreRequest) -> ScoreReply:
+async def score(call: Call, body: ScoreRequest) -> Encoded:
     """Score how close texts are, pair by pair."""
     first, second = await call.off_loop(check_score, body)
-    scores, usage = await _scores(call, body, first, second, ("text_1", "text_2"))
-    return ScoreReply(
+    scores, usage, headers = await _scores(call, body, first, second, ("text_1", "text_2"))
+    reply = ScoreReply(
         id=f"score-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=call.frontend.model_name,
         data=[Score(index=i, score=value) for i, value in enumerate(scores)],
         usage=usage,
     )
+    return Encoded(body=await asyncio.to_thread(encode_in_parts, reply), headers=headers)
 
 
 score_unversioned = replace(score, path="/score", name="score_unversioned", summary="The same as /v1/score.")
 
 
 @partial(Route, "POST", "/v1/rerank", tag="Scores", reply=RerankReply)
-async def rerank(call: Call, body: RerankRequest) -> RerankReply:
+async def rerank(call: Call, body: RerankRequest) -> Encoded:
     """Order documents by their closeness to a query."""
     texts = await call.off_loop(check_rerank, body)
-    scores, usage = await _scores(call, body, [body.query], texts, ("query", "documents"))
+    scores, usage, headers = await _scores(call, body, [body.query], texts, ("query", "documents"))
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
     shows_texts = body.return_documents is not False
     results = [
@@ -159,7 +162,8 @@ async def rerank(call: Call, body: RerankRequest) -> RerankReply:
         )
         for i in best
     ]
-    return RerankReply(id=f"rerank-{uuid.uuid4().hex}", model=call.frontend.model_name, usage=usage, results=results)
+    reply = RerankReply(id=f"rerank-{uuid.uuid4().hex}", model=call.frontend.model_name, usage=usage, results=results)
+    return Encoded(body=await asyncio.to_thread(encode_in_parts, reply), headers=headers)
 
 
 rerank_v2 = replace(
@@ -170,9 +174,9 @@ rerank_unversioned = replace(rerank, path="/rerank", name="rerank_unversioned", 
 
 async def _scores(
     call: Call, body: PairFields, first: list[str], second: list[str], params: tuple[str, str]
-) -> tuple[list[float], EmbeddingUsage]:
+) -> tuple[list[float], EmbeddingUsage, dict[str, str]]:
     call.frontend.require_model(body.model)
-    scores, num_tokens = await scores_with_counts(
+    scores, num_tokens, weight_version = await scores_with_counts(
         call.frontend,
         first,
         second,
@@ -181,4 +185,4 @@ async def _scores(
         params=params,
         instruction=body.instruction,
     )
-    return scores, EmbeddingUsage(num_tokens, num_tokens)
+    return scores, EmbeddingUsage(num_tokens, num_tokens), version_header(weight_version)

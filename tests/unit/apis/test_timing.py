@@ -71,4 +71,20 @@ async def test_nothing_generated_took_no_time(api: Api) -> None:
     _, reply = await api.post("/v1/completions", body)
     nothing = {"queue_seconds": None, "time_to_first_token_seconds": None, "total_seconds": 0.0}
     nothing |= {"tokens_per_second": None, "weight_version": None, "weight_version_tokens": None}
+    nothing |= {"choice_weight_version_tokens": None}
     assert reply["metrics"] == nothing
+
+
+async def test_the_versions_of_each_choices_tokens_are_reported(api: Api) -> None:
+    body = BODIES["/v1/completions"] | {"n": 2, "return_metrics": True}
+    asking = asyncio.create_task(api.post("/v1/completions", body))
+    first, second = [await api.engine.added() for _ in range(2)]
+    api.engine.output(first, [70, 71], weight_version=3)
+    api.engine.output(second, [70], weight_version=3)
+    await api.engine.is_heard()
+    api.engine.output(first, [72], weight_version=4, finish_reason="length")
+    api.engine.output(second, [71, 72], weight_version=5, finish_reason="length")
+    _, reply = await asking
+    assert reply["metrics"]["weight_version"] == 5
+    assert reply["metrics"]["weight_version_tokens"] == {"3": 3, "4": 1, "5": 2}
+    assert reply["metrics"]["choice_weight_version_tokens"] == [{"3": 2, "4": 1}, {"3": 1, "5": 2}]
