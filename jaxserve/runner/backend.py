@@ -97,7 +97,7 @@ def matmul_backend(config: Config, decoder: DecoderConfig, chip: Chip, attention
     Their kernels do not need those for attention: experts of models with latent attention have them as well.
     """
     if chip.platform == "cpu":
-        return _for_cpu(config)
+        return _for_cpu(config, level=logging.DEBUG)  # the choice for attention is in the log
     pallas = pallas_backend(chip)
     if attention == "mosaic_gpu_tcgen05" and pallas is not None:
         return pallas  # of other ops there are the kernels that all GPUs have
@@ -248,8 +248,8 @@ def _refuse_cpu_kernels(config: Config, chip: Chip) -> None:
         raise ConfigError(f"--cpu-kernels {config.compile.cpu_kernels}: only on CPUs, not on {chip.platform}")
 
 
-def _for_cpu(config: Config) -> Backend:
-    """The native kernels are for one device: XLA cannot partition them."""
+def _for_cpu(config: Config, *, level: int = logging.INFO) -> Backend:
+    """The native kernels are for one device: XLA cannot partition them. level: of the line in the log."""
     wanted, attention = config.compile.cpu_kernels, config.compile.attention_backend
     if attention == "pallas":
         raise ConfigError("--attention-backend pallas: no kernel for CPUs; use auto or reference")
@@ -259,11 +259,11 @@ def _for_cpu(config: Config) -> Backend:
     if library is not None:
         backend = _native(config)
         unit = "AMX" if backend == "native_matrix" else "the vector unit"
-        _LOG.info("native CPU kernels: %s, float matmuls on %s", library.name, unit)
+        _LOG.log(level, "native CPU kernels: %s, float matmuls on %s", library.name, unit)
         return backend
     if config.compile.needs_cpu_kernels:
         raise ConfigError(f"--cpu-kernels {wanted}: not built for this host: run `{_BUILD}`")
-    _LOG.info("native CPU kernels are not built for this host, XLA's are used; to build them: %s", _BUILD)
+    _LOG.log(level, "native CPU kernels are not built for this host, XLA's are used; to build them: %s", _BUILD)
     return "reference"
 
 
