@@ -31,7 +31,7 @@ class Tab:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while True:
-            message = await self._socket.receive_json(timeout=60)
+            message = await self._socket.receive_json(timeout=240)
             if message.get("method") == "Log.entryAdded":
                 self.complaints.append(str(message["params"]["entry"]["text"]))
             elif message.get("method") == "Runtime.exceptionThrown":
@@ -49,7 +49,7 @@ class Tab:
     async def until(self, condition: str) -> None:
         """Wait until a JavaScript expression is true."""
         poll = f"(async () => {{ while (!({condition})) await new Promise(requestAnimationFrame); }})()"
-        await asyncio.wait_for(self.run(poll), 60)
+        await asyncio.wait_for(self.run(poll), 240)
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
@@ -73,7 +73,7 @@ async def tab() -> AsyncIterator[Tab]:
         try:
             assert process.stderr is not None
             port = None
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while port is None:  # it says: DevTools listening on ws://127.0.0.1:PORT/...
                     port = re.search(rb"ws://127\.0\.0\.1:(\d+)/", await process.stderr.readline())
             async with ClientSession(f"http://127.0.0.1:{int(port[1])}/") as http:

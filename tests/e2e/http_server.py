@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SOURCES = f"{ROOT}:{ROOT / 'kernels'}"
 TOKENIZER = ROOT / "tests" / "fixtures" / "tokenizers" / "byte_level"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 PYTHON = os.environ.get("JAXSERVE_TEST_PYTHON", sys.executable)
 """Interpreter with the server's dependencies; client libraries (tests/clients) have another environment."""
 
@@ -49,7 +49,7 @@ class Server:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send a request on a new connection; return the status, the headers (names in lower case) and the body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection):
             data = json.dumps(body) if isinstance(body, dict) else body
             sent = {"Content-Type": "application/json"} if isinstance(body, dict) else {}

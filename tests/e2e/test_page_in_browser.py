@@ -22,9 +22,10 @@ _CONTRAST = """(() => {
         .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
     const back = (one) => { const color = getComputedStyle(one).backgroundColor;
         return color === 'rgba(0, 0, 0, 0)' && one.parentElement ? back(one.parentElement) : color; };
-    return [...document.querySelectorAll('button, a, label, summary, .hint, .pill, .who, .card span')]
+    const ink = (one) => getComputedStyle(one)[one instanceof SVGElement ? 'fill' : 'color'];
+    return [...document.querySelectorAll('button, a, label, summary, .hint, .pill, .who, .card span, svg text')]
         .filter(one => one.checkVisibility() && one.textContent.trim() && !one.disabled).map(one => {
-            const [a, b] = [light(getComputedStyle(one).color), light(back(one))];
+            const [a, b] = [light(ink(one)), light(back(one))];
             return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), one.outerHTML]; })
         .filter(([ratio]) => ratio < 4.5); })()"""
 
@@ -32,6 +33,7 @@ _CONTRAST = """(() => {
 async def check_access(page: Tab) -> None:
     """Every control has a name, and text stands out from its background in both schemes."""
     assert await page.run(_NAMELESS) == []
+    assert await page.run("document.documentElement.scrollHeight <= innerHeight"), "two scroll bars beside each other"
     for scheme in ("light", "dark"):
         await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         assert await page.run(_CONTRAST) == []
