@@ -22,7 +22,9 @@ from tests.unit.docker.alert_rules import shortened
 PROMETHEUS = shutil.which("prometheus")
 ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
 FOLDER = ROOT / "docker" / "monitoring"
-SCRAPE = "250ms"
+LEAST_INTERVAL_S = 0.25
+FACTOR = 100.0
+"""By which durations of the rules are divided at this interval: five minutes become three seconds."""
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Webhook:
     alerts: list[dict[str, Any]] = field(default_factory=list)
     arrived: threading.Condition = field(default_factory=threading.Condition)
 
-    def wait_for(self, alert: str, instance: str, timeout_s: float = 120) -> dict[str, Any]:
+    def wait_for(self, alert: str, instance: str, timeout_s: float = 240) -> dict[str, Any]:
         """Return the notification that this alert fires for a server. Raises AssertionError if none comes."""
 
         def found() -> dict[str, Any] | None:
@@ -83,9 +85,15 @@ def webhook() -> Iterator[Webhook]:
 
 
 @contextlib.contextmanager
-def monitoring(folder: Path, targets: list[str], api_key: str, factor: float) -> Iterator[Webhook]:
-    """Prometheus and Alertmanager that watch `targets`; durations of the rules are divided by `factor`."""
+def monitoring(folder: Path, targets: list[str], api_key: str, reply_s: float) -> Iterator[Webhook]:
+    """Prometheus and Alertmanager that watch `targets`, and all rules with shorter durations.
+
+    reply_s: how long a server takes to answer /metrics. On a busy machine all durations are longer.
+    """
     assert PROMETHEUS is not None and ALERTMANAGER is not None
+    interval_s = max(LEAST_INTERVAL_S, 5 * reply_s)
+    factor = FACTOR * LEAST_INTERVAL_S / interval_s
+    scrape = f"{round(interval_s * 1000)}ms"
     with webhook() as received, contextlib.ExitStack() as stack:
         ports = [free_port(), free_port()]
         config = yaml.safe_load((FOLDER / "alertmanager.yml").read_text("utf-8"))
@@ -95,7 +103,7 @@ def monitoring(folder: Path, targets: list[str], api_key: str, factor: float) ->
         (folder / "key").write_text(api_key)
         (folder / "alerts.yml").write_text(shortened((FOLDER / "alerts.yml").read_text("utf-8"), factor))
         config = yaml.safe_load((FOLDER / "prometheus.yml").read_text("utf-8"))
-        config["global"] = {"scrape_interval": SCRAPE, "scrape_timeout": SCRAPE, "evaluation_interval": SCRAPE}
+        config["global"] = {"scrape_interval": scrape, "scrape_timeout": scrape, "evaluation_interval": scrape}
         config["rule_files"] = [str(folder / "alerts.yml")]
         config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{ports[0]}"]
         (job,) = config["scrape_configs"]
