@@ -196,7 +196,10 @@ def predecessor(server: ServerConfig) -> Iterator[Predecessor]:
     if server.port == 0:
         raise ConfigError("--port 0: `jaxserve upgrade` needs the port of the running server")
     address = resolve_address(server.host, server.port)[1]
-    parent = Path(server.uds_dir or tempfile.gettempdir())
+    try:
+        parent = Path(server.uds_dir or tempfile.gettempdir())
+    except FileNotFoundError as error:  # every temporary folder is full
+        raise ConfigError(f"cannot look for the running server: {error.strerror} (--uds-dir)") from error
     with contextlib.ExitStack() as sockets:
         for path in sorted(parent.glob(f"{FOLDER_PREFIX}*/{_path(Path(), address)}")):
             if not _is_private(path.parent):

@@ -69,15 +69,13 @@ def run_self_test(
 ) -> SelfTestReport | None:
     """Return the last report of a self-test; None, with a warning, if it ended before it called the kernels."""
     started = time.monotonic()
-    with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
-        question.write(msgspec.json.encode(spec))
-        question.seek(0)
-        end = _run(command, question, answers, errors, timeout_s)
-        answers.seek(0)
-        reports = [msgspec.json.decode(line, type=SelfTestReport) for line in answers]
-        if not reports:
-            _LOG.warning("kernels are used untested, their self-test %s: %s", end, _last_line(errors))
-            return None
+    try:
+        reports, end = _reports(spec, command, timeout_s)
+    except OSError as error:  # most often a full disk
+        reports, end = [], f"cannot be run: {error.strerror}"
+    if not reports:
+        _LOG.warning("kernels are used untested, their self-test %s", end)
+        return None
     report = reports[-1]
     if report.kind == "reference":
         return SelfTestReport("verdict", report.device, f"their self-test {end}")
@@ -89,6 +87,17 @@ def run_self_test(
             report.difference,
         )
     return report
+
+
+def _reports(spec: SelfTestSpec, command: Sequence[str], timeout_s: float) -> tuple[list[SelfTestReport], str]:
+    """Return the reports of the process, and how it ended, with its last line if there is no report."""
+    with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
+        question.write(msgspec.json.encode(spec))
+        question.seek(0)
+        end = _run(command, question, answers, errors, timeout_s)
+        answers.seek(0)
+        reports = [msgspec.json.decode(line, type=SelfTestReport) for line in answers]
+        return reports, end if reports else f"{end}: {_last_line(errors)}"
 
 
 def _run(command: Sequence[str], question: IO[bytes], answers: IO[bytes], errors: IO[bytes], timeout_s: float) -> str:

@@ -72,14 +72,17 @@ def compile_programs(
     child_environment = {**environment, **TPU_ENVIRONMENT, "JAX_PLATFORMS": "cpu"}
     found: Answers = {}
     progress(0, len(job.programs), "")
-    with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as errors:
-        question.write(pickle.dumps(job))
-        question.seek(0)
-        for answer in _answers(question, child_environment, errors, module):
-            found |= answer
-            progress(len(found), len(job.programs), *answer)
-        if len(found) < len(job.programs):
-            raise StartupError(f"the compiler for {job.device.title} died: {_last_words(errors)}")
+    try:
+        with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as errors:
+            question.write(pickle.dumps(job))
+            question.seek(0)
+            for answer in _answers(question, child_environment, errors, module):
+                found |= answer
+                progress(len(found), len(job.programs), *answer)
+            if len(found) < len(job.programs):
+                raise StartupError(f"the compiler for {job.device.title} died: {_last_words(errors)}")
+    except OSError as error:  # most often a full disk
+        raise StartupError(f"the compiler for {job.device.title} cannot be run: {error.strerror}") from error
     return {program.name: found[program.name] for program in job.programs}
 
 

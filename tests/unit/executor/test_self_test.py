@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_a_self_test_that_never_called_a_kernel_decides_nothing(
 ) -> None:
     assert run_self_test(spec, [sys.executable, "-c", "raise SystemExit('no memory left')"]) is None
     assert "kernels are used untested, their self-test ended with code 1: no memory left" in caplog.text
+
+
+def test_a_full_temporary_folder_leaves_kernels_untested(
+    spec: SelfTestSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
+    assert run_self_test(spec) is None
+    assert "kernels are used untested, their self-test cannot be run: No space left on device" in caplog.text
 
 
 @pytest.mark.slow

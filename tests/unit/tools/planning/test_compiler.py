@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -60,6 +61,12 @@ def test_a_compiling_process_that_dies_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"the compiler for this machine's CPU.* died: .*No module named gone"):
         compile_programs(job, os.environ, lambda *progress: reported.append(progress), module="gone")
     assert reported == [(0, 2, "")]
+
+
+def test_a_full_temporary_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
+    with pytest.raises(StartupError, match="cannot be run: No space left on device"):
+        compile_programs(small_job(tmp_path), os.environ, lambda *progress: None)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "cpu"])
