@@ -310,7 +310,7 @@ def _write_record(flight: FlightRecorder | None) -> str:
     """Return the path of a new flight record. Raises InvalidRequestError."""
     if flight is None:
         raise InvalidRequestError(
-            "This engine has no flight recorder: --flight-recorder-steps is 0, it has KV tiers, reads images or embeddings, or embeds."
+            "This engine has no flight recorder: --flight-recorder-steps is 0, it has KV tiers, reads images or embeddings, embeds, or returns experts."
         )
     try:
         return str(flight.write("command"))

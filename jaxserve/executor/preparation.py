@@ -79,6 +79,8 @@ class Preparation:
     """None: the model reads tokens only."""
     encoder_parts: EncoderParts = ()
     """Numbers of patches and the ends of the parts of encoder calls: see `ImageInfo.encoder_parts`."""
+    held_bytes: int = 0
+    """Bytes of weights, slots and embeddings of images: on each device, or on this host if that is a CPU."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -236,7 +238,15 @@ def prepare(
         parts = tuple(part_ends(model.vision, images.tiles, images.buckets, work))
     task = engine_task(config, model, device.platform, draft_model)
     return Preparation(
-        device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images, encoder_parts=parts
+        device,
+        skeleton,
+        sharding,
+        limits,
+        task,
+        has_tiers=config.tiers.has_stores,
+        images=images,
+        encoder_parts=parts,
+        held_bytes=held_bytes,
     )
 
 

@@ -17,6 +17,8 @@ CPU_MOST_BYTES = 2 << 30
 """More than this only holds a request of the whole context."""
 WORKSPACE_BYTES = 1 << 30
 """Left free on an accelerator for activations, logits and the compiler's scratch."""
+START_BYTES = 512 << 20
+"""A cold start on a CPU takes about this for compiling, beside weights and KV cache."""
 CPU_STEPS = 2
 ACCELERATOR_STEPS = 64
 """Sizes per power of two that a measured KV cache may have. The free memory of a host changes all the time; that of an
@@ -58,13 +60,24 @@ def kv_cache_bytes(
     return kv_bytes_left(config, device.platform, memory, kv_shards)
 
 
-def check_host_memory(num_bytes: int) -> None:
-    """Raise DoesNotFitError for a KV cache larger than this host's free memory: the system would kill us much later."""
+def check_host_memory(num_bytes: int, held_bytes: int = 0, num_replicas: int = 1) -> None:
+    """Raise DoesNotFitError for a KV cache larger than this host's free memory: the system would kill us much later.
+
+    Log a warning if too little is left to compile, beside the cache and the `held_bytes` of `kv_cache_bytes`.
+    """
     free = available_bytes()
     if num_bytes > free:
         raise DoesNotFitError(
             f"a KV cache of {num_bytes / 2**30:.2f} GiB is more than the {free / 2**30:.2f} GiB that are free on this "
             "host: lower --kv-cache-memory, --max-num-seqs or --max-model-len"
+        )
+    left = max(0, free // num_replicas - held_bytes - num_bytes)
+    if left < START_BYTES:
+        _LOG.warning(
+            "%d MiB are left beside weights and KV cache; compiling takes about %d, and the kernel kills an engine without "
+            "memory: raise the limit of its container, or lower --kv-cache-memory",
+            left >> 20,
+            START_BYTES >> 20,
         )
 
 

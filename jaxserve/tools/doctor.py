@@ -40,6 +40,8 @@ _DRIVERS: Final = {13: 580, 12: 525}
 _GIB: Final = 1 << 30
 _LITTLE_MEMORY: Final = 2 * _GIB
 _LITTLE_SHARED_MEMORY: Final = _GIB
+_PROCESS_MEMORY: Final = 384 << 20
+"""An engine without its model, an API process and the one that starts it."""
 _LITTLE_DISK: Final = 3 * _GIB
 """The compile cache takes up to 2 GiB."""
 
@@ -67,7 +69,7 @@ def examine(configs: Sequence[Config]) -> list[Finding]:
         _memory(config),
     ]
     if len(configs) == 1:
-        findings += _models(config)
+        findings += [*_models(config), *_start_memory(config, devices)]
     else:
         for one in configs:
             findings += [replace(each, subject=f"{each.subject} {model_name(one)}") for each in _models(one)]
@@ -309,6 +311,38 @@ def _together(configs: Sequence[Config], found: FoundDevices | NoDeviceError) ->
     sizes = ", ".join(f"{name} {_held_bytes(one) / _GIB:.2f}" for name, one in plan.models.items())
     where = f"of {limit / _GIB:.1f} GiB" if plan.sharing == "memory" else "GiB, each on devices of its own"
     return Finding(subject, "ok", f"fit together: {sizes} {where}, estimated")
+
+
+def _start_memory(config: Config, found: FoundDevices | NoDeviceError) -> list[Finding]:
+    """Compare the memory of a CPU with what the first start of a local model in one engine takes; nothing if it suffices."""
+    if isinstance(found, NoDeviceError) or found.platform != "cpu" or config.parallel.replicas > 1:
+        return []
+    if _hub_tower(config) or not Path(config.model.model).expanduser().exists():
+        return []
+    from jaxserve.runner.memory import START_BYTES  # imports jax, which takes seconds
+    from jaxserve.tools.planning.machine import Machine
+    from jaxserve.tools.planning.server_plan import make_server_plan
+
+    subject = "memory of a start"
+    try:
+        plan = make_server_plan([config], Machine(_described(found), None), compiles=False, has_speeds=False)
+    except StartupError:
+        return []  # the finding on the model has the reason
+    (one,) = plan.models.values()
+    if not one.fits:
+        return [Finding(subject, "wrong", str(one.reason), "`jaxserve plan MODEL` says what would fit")]
+    held = _held_bytes(one)
+    needed = held + START_BYTES + _PROCESS_MEMORY
+    available = available_bytes()
+    if needed <= available:
+        return []
+    text = (
+        f"{available / _GIB:.2f} GiB available; the model takes {held / _GIB:.2f}, with compiling and processes about"
+    )
+    fix = (
+        f"a memory limit {(needed - available) / _GIB:.2f} GiB larger, or a lower --kv-cache-memory or --max-model-len"
+    )
+    return [Finding(subject, "note", f"{text} {needed / _GIB:.2f}", fix)]
 
 
 def _held_bytes(plan: Plan) -> int:

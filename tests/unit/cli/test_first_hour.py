@@ -408,6 +408,22 @@ def test_what_doctor_says_about_a_cache_lets_the_models_fit(tmp_path: Path, monk
     assert doctor._together(configs, found("cpu", 1, None)).verdict == "ok"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("free", "verdict"), [(300, "wrong"), (1000, "note"), (2400, None)])
+def test_doctor_compares_memory_with_what_a_start_takes(
+    free: int, verdict: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 1,000 MiB the model fits, and the kernel ends the engine while it compiles."""
+    folder = write_config(tmp_path / "small", SMOLLM2)
+    monkeypatch.setattr("jaxserve.tools.planning.devices.available_bytes", lambda: free << 20)
+    monkeypatch.setattr(doctor, "available_bytes", lambda: free << 20)
+    config = load_config(flags={"model": str(folder), "max_model_len": "1024"})
+    findings = doctor._start_memory(config, found("cpu", 1, None))
+    assert [finding.verdict for finding in findings] == ([] if verdict is None else [verdict])
+    assert all(finding.text and finding.fix for finding in findings)
+    assert not doctor._start_memory(config, found("gpu", 1, 80))
+
+
 def test_doctor_looks_for_a_model_of_the_hub_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))

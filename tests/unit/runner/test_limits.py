@@ -143,6 +143,19 @@ def test_a_cpu_whose_memory_the_weights_fill_is_refused_with_both_sizes() -> Non
         kv_bytes_left(CacheConfig(), "cpu", DeviceMemory(2 << 30, 3 << 30), 1)
 
 
+@pytest.mark.parametrize(("free", "replicas", "left"), [(1000, 1, 200), (700, 1, 0), (2600, 2, 500)])
+def test_memory_that_does_not_suffice_to_compile_is_in_the_log(
+    free: int, replicas: int, left: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: free << 20)
+    memory.check_host_memory(250 << 20, 550 << 20, replicas)
+    assert caplog.messages[0].startswith(f"{left} MiB are left beside weights and KV cache; compiling takes about 512")
+    caplog.clear()
+    monkeypatch.setattr(memory, "available_bytes", lambda: replicas * 1312 << 20)
+    memory.check_host_memory(250 << 20, 550 << 20, replicas)
+    assert not caplog.messages
+
+
 def test_replicas_on_a_cpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
