@@ -25,6 +25,7 @@ from jaxserve.kv.tiers.wire import (
     PageReply,
     PageRequest,
     WireError,
+    check_listener,
     endpoint_of,
     header_of,
     open_reply,
@@ -156,10 +157,13 @@ class PeerStore:
         return None, []
 
     def _connected(self, deadline_s: float) -> zmq.Socket[bytes] | None:
-        """Return the connection; None if the host is not resolved in time: the next request waits for the same answer."""
+        """Return the connection; None if the host is not resolved in time: the next request waits for the same answer.
+
+        Raises WireError at once if no process listens there.
+        """
         if self._socket is None:
             if self._endpoint is None:
-                self._endpoint = _resolve(self._address, self._token)
+                self._endpoint = _resolve(self._address, self._token, self._timeout_s)
             while not self._endpoint.done():
                 if time.monotonic() >= deadline_s or self._closed.is_set():
                     return None
@@ -189,13 +193,18 @@ class PeerStore:
         _log.warning("KV pages of %s: %s; it is asked again in %g s", self._address, text, self._pause_s)
 
 
-def _resolve(address: str, token: str) -> Future[str]:
-    """Resolve the host of a peer in a thread, which no one waits for at the end; returns its endpoint or error."""
+def _resolve(address: str, token: str, timeout_s: float) -> Future[str]:
+    """Resolve the host of a peer in a thread, which no one waits for at the end; returns its endpoint or error.
+
+    timeout_s: limit of the connection that is tried then, see `check_listener`.
+    """
     endpoint = Future[str]()
 
     def run() -> None:
         try:
-            endpoint.set_result(endpoint_of(address, "--kv-peers", token))
+            found = endpoint_of(address, "--kv-peers", token)
+            check_listener(found, timeout_s)
+            endpoint.set_result(found)
         except Exception as error:  # raised again where the endpoint is needed
             endpoint.set_exception(error)
 

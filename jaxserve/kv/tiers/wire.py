@@ -143,3 +143,14 @@ def endpoint_of(address: str, flag: str, token: str | None) -> str:
             raise ConfigError(f"{flag} {address!r}: an address beyond this host needs --kv-peer-token")
     first = addresses[0]
     return f"tcp://[{first}]:{port}" if first.version == 6 else f"tcp://{first}:{port}"
+
+
+def check_listener(endpoint: str, timeout_s: float) -> None:
+    """Raise WireError if no process listens at a ZeroMQ endpoint. ZeroMQ would connect again and again, and not say so."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise WireError(f"cannot connect: {error.strerror or error}") from error
