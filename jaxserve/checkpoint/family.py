@@ -18,8 +18,8 @@ StackedExperts = Literal["interleaved", "halves", "halves_by_inputs", "halves_of
 of up, and outputs by inputs (Qwen3.5). halves_by_inputs: the same, inputs by outputs (Llama 4). halves_of_either_order: as
 halves, but matrices whose shape says so are inputs by outputs (Qwen3-VL as published). rows_by_width: gate, up and down apart, each
 with the F rows of one expert after those of another, whose axis is the experts' width (DBRX)."""
-MTPNames = Literal["layer", "module"]
-"""Names of a multi-token-prediction layer in checkpoints: see `checkpoint.drafters.mtp`."""
+MTPForm = Literal["layer", "module", "mimo", "mimo_v2", "ernie", "step", "hy_v4", "minimax_m3"]
+"""Form of a multi-token-prediction layer: its names in checkpoints, and what it reads. See `checkpoint.drafters.mtp`."""
 ReadVision = Callable[[Mapping[str, Any], ImageProcessorConfig, DecoderConfig], VisionConfig]
 """Read the tower from the text model's config, which holds the whole one (`renamed.MULTIMODAL`), the preprocessing, and the
 decoder. Raises CheckpointError for a value that is not computed."""
@@ -66,5 +66,7 @@ class Family:
     """None: GGUF files of the family are not read."""
     maxtext: MaxTextLayout | None = None
     """None: MaxText checkpoints of the family are not read."""
-    mtp_names: MTPNames | None = None
-    """Names of the multi-token-prediction layer that checkpoints may carry and that is served; None: none is."""
+    mtp: MTPForm | None = None
+    """Form of the multi-token-prediction layer that checkpoints may carry and that is served; None: none is."""
+    mtp_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+    """Return the keys of `config.json` that differ for that layer, as a decoder of one layer."""

@@ -79,7 +79,7 @@ def open_mtp_layer(directory: Path, families: Collection[Family]) -> Checkpoint:
     """
     whole = _open_stored(directory, families)
     try:
-        layer = replace(whole, config=mtp_config(whole.config, families))
+        layer = replace(whole, config=mtp_config(whole.config, families)[0])
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
     num_layers = whole.config.get("num_hidden_layers")

@@ -13,12 +13,12 @@ from jaxserve.model_config.assistant import AssistantConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.model_config.compressed import CompressedConfig, Compression
-from jaxserve.model_config.eagle import EagleConfig
 from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
 from jaxserve.model_config.hyper import HyperConfig
 from jaxserve.model_config.indexer import BlockIndexerConfig
 from jaxserve.model_config.latent import IndexerConfig, LatentConfig
+from jaxserve.model_config.predictor import EagleConfig, MTPConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.model_config.rope import QueryScaling, RopeScaling, RotaryPairs
 from jaxserve.model_config.vision import VisionConfig
@@ -123,7 +123,6 @@ class DecoderConfig:
     qk_norm: Literal["none", "heads", "whole", "rotated_heads", "rotated_unit"] = "none"
     """Norms of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope; or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
     qk_norm_kind: NormKind = "rms"
-    """Kind of the norms of queries and keys."""
     has_value_norm: bool = False
     """True if the H values of each head are divided by their root mean square, without weights."""
     norm_placement: NormPlacement = "pre"
@@ -205,7 +204,6 @@ class DecoderConfig:
     mlp_gate_scale: float = 1.0
     """Factor on the gate of feed-forward blocks, before its activation."""
     mlp_out_scale: float = 1.0
-    """Factor on the output of feed-forward blocks."""
     tied_embeddings: bool = False
     """True if the output head is the embedding matrix."""
     eos_token_ids: tuple[int, ...] = ()
@@ -218,6 +216,8 @@ class DecoderConfig:
     """Layers whose inputs a step returns for the head that drafts; L stands for the output of the last one."""
     eagle: EagleConfig | None = None
     """The inputs of an EAGLE-3 head, which this is a layer of; None: this is a model."""
+    mtp: MTPConfig | None = None
+    """The inputs of a multi-token-prediction layer, which this is; None: this is a model."""
     assistant: AssistantConfig | None = None
     """The inputs of a drafter of Gemma 4, which these are the layers of; None: this is a model."""
     vision: VisionConfig | None = None

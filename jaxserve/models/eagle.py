@@ -31,7 +31,7 @@ from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.eagle import EagleConfig
+from jaxserve.model_config.predictor import EagleConfig
 from jaxserve.models.decoder import Decoder
 
 

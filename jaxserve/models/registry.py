@@ -270,14 +270,13 @@ def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
             f"{path}: multi-token-prediction layers are read from Hugging Face directories only, not from GGUF files, conversions "
             "or MaxText checkpoints"
         )
-    if any(path.glob("*.safetensors")):
-        checkpoint = open_mtp_layer(path, families())
-        return decoder_of(checkpoint), checkpoint
+    checkpoint = open_mtp_layer(path, families()) if any(path.glob("*.safetensors")) else None
     try:
-        own = mtp_config(text_model(path, None), families())
+        own, mtp = mtp_config(text_model(path, None), families())
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return _named(path, own, {}), None
+    layer = _named(path, own, {}) if checkpoint is None else decoder_of(checkpoint)
+    return replace(layer, mtp=mtp, hyper=None), checkpoint  # it has one residual stream (Hy4)
 
 
 def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint]:

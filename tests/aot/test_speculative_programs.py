@@ -29,7 +29,7 @@ from jaxserve.layers.policy import plain
 from jaxserve.model_config.assistant import AssistantConfig
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.eagle import EagleConfig
+from jaxserve.model_config.predictor import EagleConfig, MTPConfig
 from jaxserve.models.skeleton import (
     DecoderSkeleton,
     ModelSkeleton,
@@ -139,6 +139,7 @@ def compiled_step(target: Target, model: DecoderConfig, draft: DecoderConfig, *,
     policy = replace(plain(jnp.dtype("bfloat16")), backend=backend, fused_for=1 if is_gpu else 0)
     page_size = page_tokens(target.platform, None)
     pools = (*_pools(model, page_size, target.platform), *_pools(draft, page_size, target.platform))
+    draft = replace(draft, mtp=MTPConfig()) if has_mtp_layer else draft
     make: Any = make_predictor_skeleton if has_mtp_layer else make_skeleton
     if draft.eagle is not None or draft.assistant is not None:
         make = make_assistant_skeleton if draft.eagle is None else make_eagle_skeleton

@@ -30,10 +30,15 @@ NUM_DRAFTS = 3
         pytest.param("deepseek_v3", marks=pytest.mark.exhaustive),
         pytest.param("deepseek_v32", marks=pytest.mark.exhaustive),
         "qwen3_next",
+        pytest.param("mimo", marks=pytest.mark.exhaustive),
+        pytest.param("mimo_v2_flash", marks=pytest.mark.exhaustive),
+        pytest.param("ernie4_5_moe", marks=pytest.mark.exhaustive),
+        "step3p5",
     ],
 )
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEngine]]:
-    """Grouped-query attention with native kernels, latent attention by XLA, and a gated delta net before attention."""
+    """Grouped-query attention with native kernels, latent attention by XLA, a gated delta net before attention, and layers that read the
+    residual stream."""
     golden = mtp_golden(request.param)
     kernels = "xla" if request.param == "deepseek_v3" else "native"
     engine = ModelEngine(golden.path, num_speculative_tokens=NUM_DRAFTS, speculative_method="mtp", cpu_kernels=kernels)

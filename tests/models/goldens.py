@@ -62,7 +62,23 @@ def golden_checkpoint(name: str) -> GoldenCheckpoint:
         )
 
 
-MTP_NAMES: Final = ("glm4", "glm4_moe", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "qwen3_5", "qwen3_next")
+MTP_NAMES: Final = (
+    "glm4",
+    "glm4_moe",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "qwen3_5",
+    "qwen3_next",
+    "mimo",
+    "mimo_v2_flash",
+    "ernie4_5_moe",
+    "step3p5",
+    "hy_v3",
+    "hy_v4",
+    "bailing_hybrid",
+    "minimax_m3",
+)
 """Checkpoints with a multi-token-prediction layer."""
 
 

@@ -113,7 +113,7 @@ def _rows(family: Family) -> list[tuple[str, ...]]:
     paths = [*sorted(DATA.glob("*/config.json")), *sorted(DATA.glob("vision/*/config.json"))]
     configs = [text_config(json.loads(path.read_text(encoding="utf-8")), families()) for path in paths]
     cells = {
-        _cells(decoder_config(hf), has_mtp_layers=family.mtp_names is not None)
+        _cells(decoder_config(hf), has_mtp_layers=family.mtp is not None)
         for hf in configs
         if hf["architectures"][0] in family.architectures
     }

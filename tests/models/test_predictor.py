@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,18 @@ from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
 
 NUM_PAGES = 4
-LIKE_OTHERS = ("glm4", "glm4_moe_lite", "qwen3_5")
-"""Have the layers of decoders that other tests cover: GLM-4, DeepSeek V3 and Qwen3-Next."""
+LIKE_OTHERS = (
+    "glm4",
+    "glm4_moe_lite",
+    "qwen3_5",
+    "mimo_v2_flash",
+    "hy_v3",
+    "hy_v4",
+    "bailing_hybrid",
+    "minimax_m3",
+)
+"""Have layers of decoders that other tests cover, and inputs of the layers of others."""
+DENSE = ("glm4", "qwen3_5", "mimo", "mimo_v2_flash", "ernie4_5_moe", "step3p5")
 
 
 class TinyPredictor:
@@ -42,7 +53,9 @@ class TinyPredictor:
         )
         checkpoint, (layer, layer_checkpoint) = open_model(path), read_mtp_layer(path)
         assert layer_checkpoint is not None
+        assert layer.mtp is not None
         decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE)
+        decoder = replace(decoder, tapped_layers=layer.mtp.tapped_layers(decoder.num_layers))
         layer, chip = layer.with_context(NUM_PAGES * PAGE_SIZE), chip_of(jax.devices()[0])
         skeletons = (
             make_skeleton(decoder, make_policy(config, decoder, chip)),
@@ -57,13 +70,13 @@ class TinyPredictor:
         def predict(following: Array, hidden: Array, cache: Cache, first: Array) -> tuple[Array, Array, Cache]:
             step = step_context(layer, NUM_PAGES, first, len(following))
             made, cache = predictor(model.embed(following), hidden, cache, step)
-            return model.logits(made, jnp.int32(len(made))), made, cache
+            return predictor.logits(model, made, jnp.int32(len(made))), made, cache
 
         def hidden_of(tokens: Array) -> Array:
-            hidden: Array = model.hidden(
-                tokens, caches[0], step_context(decoder, NUM_PAGES, jnp.int32(0), len(tokens))
-            )[0]
-            return hidden
+            step = step_context(decoder, NUM_PAGES, jnp.int32(0), len(tokens))
+            computed = model.forward(tokens, caches[0], step)
+            start: Array = predictor.start(computed.hidden, computed.tapped, step.tokens)
+            return start
 
         self._mesh, self._empty = sharding.mesh.abstract_mesh, caches[1]
         self._predict, self._hidden_of = jax.jit(predict), jax.jit(hidden_of)
@@ -74,7 +87,7 @@ class TinyPredictor:
         self._cache = self._empty
 
     def hidden(self, tokens: np.ndarray) -> Array:
-        """Return the decoder's final hidden states (T, D)."""
+        """Return the decoder's hidden states (T, D) that the layer begins with."""
         with jax.sharding.use_abstract_mesh(self._mesh):
             return self._hidden_of(jnp.asarray(tokens, jnp.int32))
 
@@ -91,7 +104,7 @@ class TinyPredictor:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name in LIKE_OTHERS else []) for name in MTP_NAMES]
 )
-def test_logits_are_those_of_transformers(name: str, cpu_kernels: CpuKernels) -> None:
+def test_logits_are_those_of_torch(name: str, cpu_kernels: CpuKernels) -> None:
     """In one chunk, in several, and for further tokens of its own output."""
     golden = mtp_golden(name)
     layer = TinyPredictor(golden.path, cpu_kernels)
@@ -113,17 +126,20 @@ def test_logits_are_those_of_transformers(name: str, cpu_kernels: CpuKernels) ->
 
 
 @pytest.mark.parametrize("name", MTP_NAMES)
-def test_the_layer_is_a_decoder_of_one_attention_layer_without_embedding_and_head(name: str) -> None:
+def test_the_layer_is_a_decoder_of_one_attention_layer_without_embedding(name: str) -> None:
     layer, checkpoint = read_mtp_layer(mtp_golden(name).path)
     assert checkpoint is not None
     assert layer.num_layers == 1
     assert layer.recurrent is None
-    assert (layer.experts is None) == (name in ("glm4", "qwen3_5"))
+    assert (layer.experts is None) == (name in DENSE)
     names = set(checkpoint.tensors)
     own = {f"model.{part}.weight" for part in ("enorm", "hnorm", "eh_proj", "norm")}
     assert own < names
-    assert all(each in own or each.startswith("model.layers.0.") for each in names)
-    assert decoder_of(open_model(mtp_golden(name).path)).num_layers == 2
+    assert layer.mtp is not None
+    heads = {"lm_head.weight"} if layer.mtp.has_own_head else set()
+    assert all(each in own | heads or each.startswith("model.layers.0.") for each in names)
+    config = json.loads((mtp_golden(name).path / "config.json").read_text(encoding="utf-8"))
+    assert decoder_of(open_model(mtp_golden(name).path)).num_layers == config["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("layout", ["fp8 blocks", "channels"])

@@ -127,6 +127,7 @@ def test_every_family_file_is_found() -> None:
         "Mamba2ForCausalLM",
         "MambaForCausalLM",
         "MellumForCausalLM",
+        "MiMoForCausalLM",
         "MiMoV2FlashForCausalLM",
         "MiniCPM3ForCausalLM",
         "MiniMaxForCausalLM",

@@ -258,8 +258,8 @@ _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """By type of text model: the class with a head, which transformers has with a tower only, and what its config needs."""
-_LLAMAS = ("internlm3", "iquestcoder")
-"""Types of models that transformers computes with the class of Llama."""
+_CLASSES = {"internlm3": "llama", "iquestcoder": "llama", "mimo": "qwen2"}
+"""Types of models that transformers computes with the class of another type."""
 _OWN, _OF_TEXT = "model.", "model.language_model."
 """Prefix of a decoder's tensors, and that of a text part's."""
 
@@ -400,10 +400,12 @@ def _gemma_norm(name: str) -> float:
 
 def class_and_config(hf: dict[str, Any]) -> tuple[Any, transformers.PreTrainedConfig]:
     """Return transformers' class of a `config.json`, and its config; for a text part those of the whole model."""
-    config = type(transformers.AutoConfig.for_model(hf["model_type"])).from_dict(hf)
+    kind = _CLASSES.get(hf["model_type"], hf["model_type"])
+    config = type(transformers.AutoConfig.for_model(kind)).from_dict(hf)
+    if hf["model_type"] in _CLASSES:
+        return transformers.AutoModelForCausalLM._model_mapping[type(config)], config
     if hf["model_type"] not in _TEXT_PARTS:
-        name = "LlamaForCausalLM" if hf["model_type"] in _LLAMAS else hf["architectures"][0]
-        return getattr(transformers, name), config
+        return getattr(transformers, hf["architectures"][0]), config
     name, others = _TEXT_PARTS[hf["model_type"]]
     whole = getattr(transformers, name)
     return whole, whole.config_class(text_config=config.to_dict(), **others)

@@ -24,7 +24,7 @@ from jaxserve.checkpoint.files import read_config
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import architecture, renamed
 from jaxserve.errors import CheckpointError
-from jaxserve.model_config.eagle import EagleConfig, TappedNorm
+from jaxserve.model_config.predictor import EagleConfig, TappedNorm
 
 _ARCHITECTURES: Final = frozenset(
     {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}

@@ -60,6 +60,7 @@ _COMPUTED: Final[Mapping[str, tuple[object, ...]]] = {
     "value_norm": (False, None),
 }
 """Values that are computed, of keys of published configs."""
+_LIMIT_LISTS: Final = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 _FACTOR: Final = "partial_rotary_factor"
 """Key of published configs that says what `qk_rope_head_dim` says, too."""
 
@@ -121,7 +122,7 @@ def _kinds(keys: Keys) -> list[str]:
 
 def _limited(keys: Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
     """Return layers whose experts have the limits that lists with a number for each layer give them; 0 and null are none."""
-    routed, shared = (_limits(keys, f"{kind}_swiglu_limit_list", len(layers)) for kind in ("expert", "share_expert"))
+    routed, shared = (_limits(keys, name, len(layers)) for name in _LIMIT_LISTS)
     return tuple(
         layer
         if layer.experts is None
@@ -138,6 +139,15 @@ def _limits(keys: Keys, key: str, count: int) -> list[float | None]:
         raise keys.error(key, "numbers from 0 to 1000000")
     given = [float(each) if each else None for each in found[:count]]
     return given + [None] * (count - len(given))
+
+
+def _mtp_keys(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of the layer after the last one, which has latent attention and experts. Raises CheckpointError for another mixer."""
+    keys = _with_names(hf)
+    keys.require("mtp_use_kda", False, None)
+    lists = {name: keys.get(name) for name in _LIMIT_LISTS}
+    limits = {name: found[num_layers(keys) :] for name, found in lists.items() if isinstance(found, list)}
+    return {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"], **limits}
 
 
 def _names(hf: Mapping[str, Any]) -> Mapping[str, str]:
@@ -159,4 +169,6 @@ FAMILY = Family(
     decoder_config,
     renames={"word_embeddings": "embed_tokens", "expert_bias": "e_score_correction_bias"},
     config_renames=_names,
+    mtp="layer",
+    mtp_keys=_mtp_keys,
 )

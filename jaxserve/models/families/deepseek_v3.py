@@ -38,5 +38,5 @@ FAMILY = Family(
     text_model_types=("deepseek_v3", "kimi_k2", None),
     read_vision=moonvit,
     renames={"blocks": "layers"},
-    mtp_names="layer",
+    mtp="layer",
 )

@@ -49,7 +49,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("DeepseekV32ForCausalLM",),
     decoder_config,
-    mtp_names="layer",
+    mtp="layer",
     gguf=GGUFArchitecture(
         "deepseek32",
         has_latent_attention=True,

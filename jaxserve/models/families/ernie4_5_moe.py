@@ -83,5 +83,6 @@ FAMILY = Family(
     ("Ernie4_5_MoeForCausalLM",),
     decoder_config,
     renames={"moe_statics": "gate"},
+    mtp="ernie",
     gguf=GGUFArchitecture("ernie4_5-moe", experts="required", config=_gguf_config),
 )

@@ -67,7 +67,7 @@ FAMILY = Family(
     ),
     text_model_types=("glm4v_text", "glm4v", "glm_ocr_text", None),
     read_vision=glm4v,
-    mtp_names="layer",
+    mtp="layer",
     renames={
         "post_self_attn_layernorm": "post_attention_layernorm",
         "post_attention_layernorm": "pre_feedforward_layernorm",

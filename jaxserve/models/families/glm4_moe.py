@@ -75,7 +75,7 @@ FAMILY = Family(
     text_part_of=("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
     text_model_types=("glm4v_moe_text", "glm4v_moe", None),
     read_vision=glm4v,
-    mtp_names="layer",
+    mtp="layer",
     gguf=GGUFArchitecture(
         "glm4moe",
         has_bias_flags=True,

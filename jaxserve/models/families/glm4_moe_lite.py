@@ -40,4 +40,4 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return latent_decoder(keys, dense_or_sparse(keys, full_layers(keys), experts))
 
 
-FAMILY = Family(("Glm4MoeLiteForCausalLM",), decoder_config, mtp_names="layer")
+FAMILY = Family(("Glm4MoeLiteForCausalLM",), decoder_config, mtp="layer")

@@ -42,7 +42,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 FAMILY = Family(
     ("GlmMoeDsaForCausalLM",),
     decoder_config,
-    mtp_names="layer",
+    mtp="layer",
     gguf=GGUFArchitecture(
         "glm-dsa",
         has_latent_attention=True,

@@ -67,5 +67,6 @@ FAMILY = Family(
         "expert_bias": "gate.e_score_correction_bias",
         "shared_mlp": "shared_experts",
     },
+    mtp="layer",
     gguf=GGUFArchitecture("hy_v3", bare_parts={"exp_probs_b": "bias"}, experts="required", config=_gguf_config),
 )

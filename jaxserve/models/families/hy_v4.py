@@ -74,4 +74,5 @@ FAMILY = Family(
         "linear_gate": "gate_proj",
     },
     stacked_experts="halves",
+    mtp="hy_v4",
 )

@@ -57,6 +57,12 @@ _SAME_IN_WINDOWS: Final = {
     "swa_v_head_dim": "v_head_dim",
 }
 """Sizes of sliding-window layers that must be those of the others."""
+_MTP_KEYS: Final = {
+    "layer_types": ["sliding_attention"],
+    "mlp_layer_types": ["dense"],
+    "hybrid_layer_pattern": None,
+    "moe_layer_freq": None,
+}
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -145,6 +151,8 @@ FAMILY = Family(
     ("MiMoV2FlashForCausalLM",),
     decoder_config,
     renames={"attention_sink_bias": "sinks"},
+    mtp="mimo_v2",
+    mtp_keys=lambda config: _MTP_KEYS,
     gguf=GGUFArchitecture(
         "mimo2",
         has_partial_rotary=True,

@@ -166,4 +166,6 @@ FAMILY = Family(
         **{f"index_{name}": f"indexer.{name}" for name in ("q_proj", "k_proj", "q_norm", "k_norm")},
     },
     stacked_experts="halves",
+    mtp="minimax_m3",
+    mtp_keys=lambda config: {"layer_types": ["minimax_m3_sparse"], "mlp_layer_types": ["sparse"]},
 )

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5, Qwen2-VL and Qwen2.5-VL, VideoLLaMA 3, and LLaVA and InternVL models with them."""
+"""Qwen2 and Qwen2.5, Qwen2-VL and Qwen2.5-VL, VideoLLaMA 3, LLaVA and InternVL models with them, and MiMo-7B."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     tied = {TIED: True} if is_tied else {}  # as transformers, whatever the text part says
     keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf), **tied}))
     keys.require("attention_bias", True, None)
+    if MULTIMODAL not in hf:
+        keys.require("use_mrope", False, None)
     return build(keys, layers=qwen_layers(keys), qkv_bias=True, computed=("is_causal",))
 
 
 FAMILY = Family(
-    ("Qwen2ForCausalLM",),
+    ("Qwen2ForCausalLM", "MiMoForCausalLM"),
     decoder_config,
+    mtp="mimo",
     text_part_of=(
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",

@@ -50,7 +50,7 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("Qwen3_5ForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
     read_vision=by_model_type({"qwen3_5": _QWEN, "qwen3_vl": _QWEN, "minicpmv4_6": minicpm_v}),
-    mtp_names="module",
+    mtp="module",
     gguf=GGUFArchitecture(
         "qwen35",
         has_partial_rotary=True,

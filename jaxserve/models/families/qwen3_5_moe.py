@@ -67,7 +67,7 @@ FAMILY = Family(
     read_vision=partial(qwen_vision, sections=QWEN3_5_SECTIONS),
     renames={"shared_expert": "shared_experts"},
     stacked_experts="halves",
-    mtp_names="module",
+    mtp="module",
     gguf=GGUFArchitecture(
         "qwen35moe",
         has_partial_rotary=True,

@@ -57,7 +57,7 @@ FAMILY = Family(
     ("Qwen3NextForCausalLM",),
     decoder_config,
     renames={"shared_expert": "shared_experts"},
-    mtp_names="module",
+    mtp="module",
     gguf=GGUFArchitecture(
         "qwen3next",
         has_partial_rotary=True,

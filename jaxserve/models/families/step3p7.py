@@ -91,6 +91,7 @@ _IMPLIED: Final[Mapping[str, tuple[object, ...]]] = {
 _ENUM: Final = "moe_layers_enum"
 _SLIDING_HEADS: Final = "num_sliding_attention_heads"
 _OTHER: Final = "attention_other_setting"
+_ROPE_LISTS: Final = ("rope_theta", "partial_rotary_factors")
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -136,6 +137,21 @@ def _keys(hf: dict[str, Any]) -> Keys:
         table["mlp_layer_types"] = _mlp_kinds(keys, count)
     rope = {"rope_parameters": _rope_tables(Keys(table)), "rope_scaling": None, "rope_theta": DEFAULTS["rope_theta"]}
     return Keys({**table, **rope})
+
+
+def _mtp_keys(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of the layer after the last one, which has its entries in lists by layer, or in lists of its own."""
+    keys, found = Keys(with_our_keys(hf, KEY_NAMES)), dict[str, Any](per_layer_config=None)
+    count = num_layers(keys)
+    for name in ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared", *_ROPE_LISTS):
+        own, value = keys.get(f"mtp_{name}"), keys.get(name)
+        own = own if isinstance(own, list) else value[count:] if isinstance(value, list) else None
+        if own is not None or isinstance(value, list):
+            found[name] = own[:1] if own else None
+    if found.get("mlp_layer_types") is None:
+        kinds = [] if keys.get(_ENUM) is None else _mlp_kinds(keys, count + 1)
+        found["mlp_layer_types"] = kinds[count:] or ["dense"]
+    return found
 
 
 def _mlp_kinds(keys: Keys, count: int) -> list[str]:
@@ -289,6 +305,8 @@ FAMILY = Family(
         "g_proj": "gate_proj",
     },
     stacked_experts="halves",
+    mtp="step",
+    mtp_keys=_mtp_keys,
     gguf=GGUFArchitecture(
         "step35",
         varies_by_layer=True,

@@ -66,11 +66,13 @@ def with_drafter(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -
 
 
 def with_tapped_layers(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> DecoderConfig:
-    """Return the model `decoder` with the layers tapped that the EAGLE-3 head `draft` reads; unchanged for any other drafter.
+    """Return the model `decoder` with the layers tapped that the EAGLE-3 head or MTP layer `draft` reads; unchanged for any other drafter.
 
     Raises ConfigError for a head of another model.
     """
     head, name = draft.eagle, config.scheduler.drafter
+    if draft.mtp is not None:
+        return replace(decoder, tapped_layers=draft.mtp.tapped_layers(decoder.num_layers))
     if head is None:
         return decoder
     if decoder.altup is not None or decoder.hyper is not None:

@@ -1,4 +1,4 @@
-"""The inputs and the vocabulary of an EAGLE-3 head, beside those of its one decoder layer."""
+"""The inputs of an EAGLE-3 head and of a multi-token-prediction (MTP) layer, beside those of their one decoder layer."""
 
 from __future__ import annotations
 
@@ -37,3 +37,20 @@ class EagleConfig:
         """Return the layers of a model with `num_layers` layers whose inputs the head reads; by default one near the first, the
         middle and the last, as all heads were trained that do not name any."""
         return (2, num_layers // 2, num_layers - 3) if self.layers is None else self.layers
+
+
+@dataclass(frozen=True, slots=True)
+class MTPConfig:
+    """An MTP layer: its inputs, and what its output passes."""
+
+    hidden_first: bool = False
+    """Order of the projection's input. True: the hidden state, then the embedding (MiMo); False: the embedding first."""
+    reads_residual: bool = False
+    """True if the layer begins from the residual stream after the model's last layer, and continues from its own (ERNIE 4.5, Step 3.5).
+    False: from the output of the model's final norm, and of its own."""
+    has_own_head: bool = False
+    """True if it has an output head of its own (Step 3.5); False: the model's."""
+
+    def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers of a model with `num_layers` layers whose inputs the layer reads."""
+        return (num_layers,) if self.reads_residual else ()
