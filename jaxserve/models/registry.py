@@ -276,7 +276,7 @@ def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     layer = _named(path, own, {}) if checkpoint is None else decoder_of(checkpoint)
-    return replace(layer, mtp=mtp, hyper=None), checkpoint  # it has one residual stream (Hy4)
+    return replace(layer, mtp=mtp, hyper=None), checkpoint  # it has one residual stream (GLM-5.3-Flash, Hy4)
 
 
 def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint]:

@@ -76,6 +76,7 @@ MTP_NAMES: Final = (
     "step3p5",
     "hy_v3",
     "hy_v4",
+    "glm5_next",
     "bailing_hybrid",
     "minimax_m3",
 )

@@ -37,6 +37,7 @@ LIKE_OTHERS = (
     "mimo_v2_flash",
     "hy_v3",
     "hy_v4",
+    "glm5_next",
     "bailing_hybrid",
     "minimax_m3",
 )

@@ -52,6 +52,11 @@ def causal_mask(layer: int, embeddings: torch.Tensor, *_: Any) -> dict[str, torc
     return {"attention_mask": hidden.triu(1)[None, None]}
 
 
+def all_tokens(layer: int, embeddings: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+    """Return the mask of a layer that knows the order of tokens: no token is padding."""
+    return {"attention_mask": torch.ones(embeddings.shape[:2], dtype=torch.bool)}
+
+
 @dataclass(frozen=True)
 class Form:
     """A layer that transformers does not have, or computes differently."""
@@ -130,6 +135,12 @@ FORMS = {
         has_one_stream=True,
         mask=causal_mask,
     ),
+    "glm5_next_text": Form(
+        _IN_LAYER | {"post_norm.": "model.layers.N.shared_head.norm."},
+        {"layer_types": ["indexed_attention"], "mlp_layer_types": ["sparse"]},
+        has_one_stream=True,
+        mask=all_tokens,
+    ),
     "minimax_m3_vl_text": Form(
         {
             **{name: f"model.mtp.layers.0.{stored}" for name, stored in _FINAL.items()},
@@ -140,7 +151,7 @@ FORMS = {
     ),
 }
 """By type of model. Sources: the code beside MiMo-7B's checkpoints; the model in ERNIEKit; StepFun's step3p5_mtp in vLLM and SGLang;
-mimo_v2_mtp, hy_v3_mtp and the drafters of Hy4 and MiniMax-M3 in vLLM; bailing_moe_nextn in SGLang."""
+mimo_v2_mtp, hy_v3_mtp and the drafters of Hy4, GLM-5.3-Flash and MiniMax-M3 in vLLM; bailing_moe_nextn in SGLang."""
 
 
 class PlainBlock(torch.nn.Module):

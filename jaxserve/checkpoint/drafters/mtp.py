@@ -15,7 +15,7 @@ that norm before the output head, too, and Step 3.5 has an output head of its ow
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), and the names in its published checkpoints and those of GLM-4.5; those of
 Qwen3-Next and Qwen3.5; the code beside MiMo-7B's checkpoints; vLLM's and SGLang's `mimo_v2_mtp`; the model in ERNIEKit; StepFun's
-`step3p5_mtp` in vLLM and SGLang; SGLang's `bailing_moe_nextn`; vLLM's drafters of Hunyuan 3, Hy4 and MiniMax-M3.
+`step3p5_mtp` in vLLM and SGLang; SGLang's `bailing_moe_nextn`; vLLM's drafters of Hunyuan 3, Hy4, GLM-5.3-Flash and MiniMax-M3.
 """
 
 from __future__ import annotations

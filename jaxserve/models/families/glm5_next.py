@@ -205,4 +205,6 @@ FAMILY = Family(
         "index_kpool_compress_ape": "pool_bias",
     },
     config_renames=_delta_names,
+    mtp="layer",
+    mtp_keys=lambda config: {"layer_types": ["full_attention"]},
 )
