@@ -5,9 +5,9 @@
 // over lanes is left. The order of every sum is that of `outputs.h`, so a row has the same bits in both: inputs i, i + kLanes, ...
 // are one chain, the one that lane i has there, and chains are added as `sums_of_four` adds lanes.
 //
-// Weights are packed in panels [chain, step, kPanel], rows in tiles [chain, row, step]. All tiles of rows meet a chain of a
-// panel, a few kilobytes, before the next one, so it stays in the first-level cache; sums of chains that wait for others
-// stay in the second. Weights of the panel to come are fetched meanwhile.
+// Weights are packed in panels [chain, step, kPanel], rows in tiles [chain, row, step]. All tiles of rows meet four chains of a
+// panel, some kilobytes, before the next four, so they stay in the nearest cache that holds them; the sums of four that
+// wait for others stay in the second. Weights of the panel to come are fetched meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -27,19 +27,20 @@ namespace ffi = xla::ffi;
 constexpr int kPanelVectors = kRegisters == 32 ? 3 : 2;
 constexpr int kPanelRows = kRegisters == 32 ? 8 : 6;  // of a tile
 constexpr int kPanel = kPanelVectors * kLanes;        // outputs
+constexpr int kTogether = 4;           // chains of a tile: their sums need not wait elsewhere
 constexpr int64_t kLeastRows = 48;   // that a panel is packed for: with fewer it costs more than it saves
 constexpr int64_t kMostRows = 256;   // of a task, whose waiting sums fit the second-level cache
 constexpr int64_t kBlockRows = 1024;  // that are packed together
 
 #if defined(__AVX512F__)
 constexpr int kChains[kLanes] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
-constexpr int kLevels = 4;
+constexpr int kLevels = 2;  // of sums that wait
 #elif defined(__aarch64__)
 constexpr int kChains[kLanes] = {0, 1, 2, 3};
-constexpr int kLevels = 2;
+constexpr int kLevels = 0;
 #else
 constexpr int kChains[kLanes] = {0, 2, 1, 3, 4, 6, 5, 7};
-constexpr int kLevels = 3;
+constexpr int kLevels = 1;
 #endif
 // Lanes in the order in which neighbours, then pairs of neighbours and so on are added: the tree of `sums_of_four`.
 
@@ -90,13 +91,13 @@ struct PanelTask {
   int64_t out, begin, end;  // first output, rows
 };
 
-// Adds up chain number `chain` of a tile of rows, from `row` on.
-template <int Rows, typename P>
-inline __attribute__((always_inline)) void panel_tile(const PanelTask<P>& task, int chain, int64_t row) {
-  const int64_t steps = task.product.k / kLanes, padded = padded_steps(task.product.k);
-  const float* panel = task.panel + chain * chain_floats(task.product.k);
-  const float* x = task.tiles + chain * task.stride + row * padded;
-  Floats sums[Rows][kPanelVectors] = {};
+// Adds chain number `chain` of a tile of rows, whose inputs are at `x`, in registers.
+template <int Rows>
+inline __attribute__((always_inline)) void add_chain(const float* x, int64_t padded, const float* panel, int64_t steps,
+                                                     Floats (&sums)[Rows][kPanelVectors]) {
+  for (int r = 0; r < Rows; ++r) {
+    for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = Floats{};
+  }
   for (int64_t step = 0; step < steps; ++step, panel += kPanel) {
     Floats weights[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v) weights[v] = in_register(load(panel + v * kLanes));
@@ -105,30 +106,57 @@ inline __attribute__((always_inline)) void panel_tile(const PanelTask<P>& task, 
       for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = multiply_add(sums[r][v], input, weights[v]);
     }
   }
-  float* waiting = task.waiting + (row - task.begin) * kPanel;
+}
+
+template <int Rows>
+inline __attribute__((always_inline)) void add_waiting(const float* waiting, Floats (&sums)[Rows][kPanelVectors]) {
+  for (int r = 0; r < Rows; ++r) {
+    for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = load(waiting + r * kPanel + v * kLanes) + sums[r][v];
+  }
+}
+
+template <int Rows>
+inline __attribute__((always_inline)) void store_sums(const Floats (&sums)[Rows][kPanelVectors], float* to, int64_t stride) {
+  for (int r = 0; r < Rows; ++r) {
+    for (int v = 0; v < kPanelVectors; ++v) store(to + r * stride + v * kLanes, sums[r][v]);
+  }
+}
+
+// Stores a tile's outputs, some of which may be none of the matmul's, times their scales.
+template <int Rows, typename P>
+void store_outputs(const Product<P>& product, int64_t row, int64_t out, const Floats (&sums)[Rows][kPanelVectors]) {
+  float* to = product.y + row * product.n + out;
+  const int64_t count = std::min<int64_t>(kPanel, product.n - out);
+  if (count == kPanel && product.scales == nullptr) return store_sums<Rows>(sums, to, product.n);
+  float all[Rows * kPanel];
+  store_sums<Rows>(sums, all, kPanel);
+  for (int r = 0; r < Rows; ++r) {
+    for (int64_t o = 0; o < count; ++o) {
+      to[r * product.n + o] = all[r * kPanel + o] * (product.scales ? product.scales[out + o] : 1.0f);
+    }
+  }
+}
+
+// Adds four chains of a tile of rows, from number `chain` on, and those that wait for them.
+template <int Rows, typename P>
+void panel_tile(const PanelTask<P>& task, int chain, int64_t row) {
+  const int64_t k = task.product.k, steps = k / kLanes, padded = padded_steps(k);
+  const float *panel = task.panel + chain * chain_floats(k), *x = task.tiles + chain * task.stride + row * padded;
+  alignas(64) float held[2][Rows * kPanel];
+  Floats sums[Rows][kPanelVectors];
+  for (int i = 0; i < kTogether; ++i, panel += chain_floats(k), x += task.stride) {
+    add_chain<Rows>(x, padded, panel, steps, sums);
+    if (i & 1) add_waiting<Rows>(held[0], sums);
+    if (i < kTogether - 1) store_sums<Rows>(sums, held[i & 1], kPanel);
+  }
+  add_waiting<Rows>(held[1], sums);
   const int64_t level = (task.end - task.begin + kPanelRows - 1) / kPanelRows * kPanelRows * kPanel;
-  for (int left = chain; left & 1; left >>= 1, waiting += level) {
-    for (int r = 0; r < Rows; ++r) {
-      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = load(waiting + r * kPanel + v * kLanes) + sums[r][v];
-    }
-  }
-  const bool is_last = chain == kLanes - 1;
-  const int64_t left = task.product.n - task.out;
-  const bool is_whole = left >= kPanel;
-  const int64_t stride = is_last && is_whole ? task.product.n : kPanel;
-  float* to = is_last && is_whole ? task.product.y + row * task.product.n + task.out : waiting;
-  for (int r = 0; r < Rows; ++r) {
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const bool scales = is_last && is_whole && task.product.scales;
-      store(to + r * stride + v * kLanes, scales ? sums[r][v] * load(task.product.scales + task.out + v * kLanes) : sums[r][v]);
-    }
-  }
-  if (!is_last || is_whole) return;
-  for (int r = 0; r < Rows; ++r) {
-    for (int64_t o = 0; o < left; ++o) {
-      const float scale = task.product.scales ? task.product.scales[task.out + o] : 1.0f;
-      task.product.y[(row + r) * task.product.n + task.out + o] = to[r * kPanel + o] * scale;
-    }
+  float* waiting = task.waiting + (row - task.begin) * kPanel;
+  for (int left = chain / kTogether; left & 1; left >>= 1, waiting += level) add_waiting<Rows>(waiting, sums);
+  if (chain + kTogether < kLanes) {
+    store_sums<Rows>(sums, waiting, kPanel);
+  } else {
+    store_outputs<Rows>(task.product, row, task.out, sums);
   }
 }
 
@@ -150,14 +178,14 @@ void multiply_panel(const Product<P>& product, const float* tiles, int64_t strid
   thread_local Memory panels, sums;
   float* panel = panels.hold(kLanes * chain_floats(product.k));
   const int64_t num_tiles = (end - begin + kPanelRows - 1) / kPanelRows;
-  const PanelTask<P> task{product, tiles, stride, panel, sums.hold((kLevels + 1) * num_tiles * kPanelRows * kPanel), out, begin, end};
+  const PanelTask<P> task{product, tiles, stride, panel, sums.hold(std::max(1, kLevels) * num_tiles * kPanelRows * kPanel), out, begin, end};
   pack_panel(product, out, panel);
   const auto* line = reinterpret_cast<const char*>(next);
-  const int64_t bytes = kPanel * product.k * sizeof(*next), share = bytes / (kLanes * num_tiles) + 1;
-  for (int chain = 0; chain < kLanes; ++chain) {
+  const int64_t bytes = kPanel * product.k * sizeof(*next), share = bytes / (kLanes / kTogether * num_tiles) + 1;
+  for (int chain = 0; chain < kLanes; chain += kTogether) {
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
       if (next != nullptr) {
-        const int64_t done = (chain * num_tiles + tile) * share;
+        const int64_t done = (chain / kTogether * num_tiles + tile) * share;
         for (int64_t at = (done + 63) / 64 * 64; at < std::min(done + share, bytes); at += 64) __builtin_prefetch(line + at, 0, 2);
       }
       const int64_t row = begin + tile * kPanelRows;
