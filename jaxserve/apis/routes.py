@@ -113,11 +113,6 @@ class Encoded:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def version_header(weight_version: int | None) -> dict[str, str]:
-    """Return the header that names the version of the weights, if they have computed something."""
-    return {} if weight_version is None else {"X-Weight-Version": str(weight_version)}
-
-
 Reply = msgspec.Struct | Generated | Computed | Encoded
 """A struct is sent as JSON."""
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route, version_header
+from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route
+from jaxserve.apis.schema.common import version_header
 from jaxserve.apis.schema.encode import encode_in_parts, encode_reply
 from jaxserve.errors import RequestError
 from jaxserve.frontend.choices.choice_stream import OutputDelta

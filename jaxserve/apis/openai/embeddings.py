@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from jaxserve.apis.routes import Call, Encoded, Route, version_header
-from jaxserve.apis.schema.common import ModelName, OwnId
+from jaxserve.apis.routes import Call, Encoded, Route
+from jaxserve.apis.schema.common import ModelName, OwnId, version_header
 from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.bounds import Bound

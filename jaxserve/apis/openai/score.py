@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.apis.openai.embeddings import EmbeddingUsage, InputFields, check_fields
-from jaxserve.apis.routes import Call, Encoded, Route, version_header
-from jaxserve.apis.schema.common import UnixTime
+from jaxserve.apis.routes import Call, Encoded, Route
+from jaxserve.apis.schema.common import UnixTime, version_header
 from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid

@@ -270,3 +270,8 @@ def heading(prefix: str, frontend: Frontend, model_info: ModelInfo, model: str |
         # Changes when weights, precision, mesh or versions do.
         "system_fingerprint": f"jaxserve-{__version__}-{model_info.fingerprint}",
     }
+
+
+def version_header(weight_version: int | None) -> dict[str, str]:
+    """Return the header that names the version of the weights, if they have computed something."""
+    return {} if weight_version is None else {"X-Weight-Version": str(weight_version)}
