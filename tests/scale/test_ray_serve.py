@@ -22,7 +22,7 @@ pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
 
 from tests.e2e.http_server import command_of, until
 from tests.scale.network import can_make_hosts
-from tests.scale.ray_cluster import AGENT_PORTS, App, Cluster, cluster, drain_node, processes_on
+from tests.scale.ray_cluster import AGENT_PORTS, API_KEY, App, Cluster, cluster, drain_node, processes_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,6 +40,7 @@ FAKE: dict[str, Any] = {
     "device_seconds": 0.005,
     "num_blocks": 2 * (PREFIX_TOKENS // 16 + 4) + 20,
 }
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
 SMALL: dict[str, Any] = {"replicas": NUM_REPLICAS, "num_cpus": 1.0, "drain_timeout_s": 20.0}
 
 
@@ -52,7 +53,7 @@ def nodes() -> Iterator[Cluster]:
 def complete(app: App, body: dict[str, Any]) -> dict[str, Any]:
     connection = http.client.HTTPConnection(app.host, app.port, timeout=120)
     with contextlib.closing(connection):
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", json.dumps(body), HEADERS)
         reply = connection.getresponse()
         data = reply.read()
         assert reply.status == 200, (reply.status, data)
@@ -87,9 +88,10 @@ def router_times(nodes: Cluster) -> dict[float, float]:
 
 def open_stream(app: App, fields: dict[str, Any]) -> socket.socket:
     body = json.dumps(fields | {"stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    headers = {"Host": "x", "Content-Length": str(len(body)), **HEADERS}
+    lines = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     connection = socket.create_connection((app.host, app.port), timeout=120)
-    connection.sendall(head.encode() + body)
+    connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
     return connection
 
 
