@@ -144,7 +144,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
                 defaults = sampling_defaults(config.model.generation_config, checkpoint)
             if prepared.device.platform == "cpu":
                 kv_bytes = prepared.limits.cache.num_bytes // config.hosts.num_hosts
-                check_host_memory(kv_bytes, prepared.held_bytes, config.parallel.replicas)
+                check_host_memory(kv_bytes, prepared.held_bytes, config.cache, config.parallel.replicas)
             check_offload_memory(config.tiers.kv_offload_memory)
         _LOG.info("limits: %s", prepared.summary)
         if defaults:

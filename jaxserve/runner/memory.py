@@ -60,10 +60,11 @@ def kv_cache_bytes(
     return kv_bytes_left(config, device.platform, memory, kv_shards)
 
 
-def check_host_memory(num_bytes: int, held_bytes: int = 0, num_replicas: int = 1) -> None:
+def check_host_memory(num_bytes: int, held_bytes: int, config: CacheConfig, num_replicas: int = 1) -> None:
     """Raise DoesNotFitError for a KV cache larger than this host's free memory: the system would kill us much later.
 
-    Log a warning if too little is left to compile, beside the cache and the `held_bytes` of `kv_cache_bytes`.
+    Log a warning if too little is left to compile, beside the cache and the `held_bytes` of `kv_cache_bytes`. Only an engine that
+    measures its cache starts before the other replicas: the memory of those that run is not free.
     """
     free = available_bytes()
     if num_bytes > free:
@@ -71,7 +72,8 @@ def check_host_memory(num_bytes: int, held_bytes: int = 0, num_replicas: int = 1
             f"a KV cache of {num_bytes / 2**30:.2f} GiB is more than the {free / 2**30:.2f} GiB that are free on this "
             "host: lower --kv-cache-memory, --max-num-seqs or --max-model-len"
         )
-    left = max(0, free // num_replicas - held_bytes - num_bytes)
+    is_first = config.kv_cache_memory is None
+    left = max(0, (free // num_replicas if is_first else free) - held_bytes - num_bytes)
     if left < START_BYTES:
         _LOG.warning(
             "%d MiB are left beside weights and KV cache; compiling takes about %d, and the kernel kills an engine without "

@@ -148,11 +148,20 @@ def test_memory_that_does_not_suffice_to_compile_is_in_the_log(
     free: int, replicas: int, left: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: free << 20)
-    memory.check_host_memory(250 << 20, 550 << 20, replicas)
+    memory.check_host_memory(250 << 20, 550 << 20, CacheConfig(), replicas)
     assert caplog.messages[0].startswith(f"{left} MiB are left beside weights and KV cache; compiling takes about 512")
     caplog.clear()
     monkeypatch.setattr(memory, "available_bytes", lambda: replicas * 1312 << 20)
-    memory.check_host_memory(250 << 20, 550 << 20, replicas)
+    memory.check_host_memory(250 << 20, 550 << 20, CacheConfig(), replicas)
+    assert not caplog.messages
+
+
+def test_replicas_after_the_first_have_all_memory_that_is_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They get the size of the first one's cache, and what runs already is not free."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1312 << 20)
+    memory.check_host_memory(250 << 20, 550 << 20, CacheConfig(kv_cache_memory=250 << 20), 2)
     assert not caplog.messages
 
 
