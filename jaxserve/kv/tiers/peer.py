@@ -157,12 +157,13 @@ class PeerStore:
         return None, []
 
     def _connected(self, deadline_s: float) -> zmq.Socket[bytes] | None:
-        """Return the connection; None if the host is not resolved in time: the next request waits for the same answer.
+        """Return the connection; None if the host is not resolved in time: the next request waits for the same answer, unless it
+        is an error, which may be over.
 
         Raises WireError at once if no process listens there.
         """
         if self._socket is None:
-            if self._endpoint is None:
+            if self._endpoint is None or (self._endpoint.done() and self._endpoint.exception() is not None):
                 self._endpoint = _resolve(self._address, self._token, self._timeout_s)
             while not self._endpoint.done():
                 if time.monotonic() >= deadline_s or self._closed.is_set():

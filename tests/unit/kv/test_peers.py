@@ -236,6 +236,28 @@ def test_slow_resolver_holds_up_neither_fetches_nor_the_end(monkeypatch: pytest.
     may_answer.set()
 
 
+def test_a_peer_that_is_back_does_not_suffer_from_the_error_of_an_earlier_request(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is down answers no packet: the connection is given up a moment after the request."""
+    may_fail, now, stats = threading.Event(), [0.0], TierStats()
+
+    def never_connects(endpoint: str, timeout_s: float) -> None:
+        may_fail.wait(30)
+        raise WireError("cannot connect: timed out")
+
+    with served(2, endpoint), peer(endpoint, stats, timeout_s=0.05, clock=lambda: now[0]) as store:
+        with monkeypatch.context() as down:
+            down.setattr("jaxserve.kv.tiers.peer.check_listener", never_connects)
+            assert store.num_leading(NAMES) == 0
+            assert stats.take().failures == {"peer_timeout": 1}
+            assert store._endpoint is not None
+            may_fail.set()
+            assert store._endpoint.exception(timeout=30) is not None
+        store._timeout_s, now[0] = 10.0, 60.0
+        assert store.num_leading(NAMES) == 2
+
+
 @contextmanager
 def answering(endpoint: str, answer: Callable[[PageRequest], list[bytes]]) -> Iterator[None]:
     """Run a peer that sends what `answer` returns to its first request."""
