@@ -288,10 +288,11 @@ def test_minimax_m3_as_published_has_indexers_and_experts_after_its_first_layers
 
 
 def test_glm_5_3_as_published_has_pools_of_tokens_in_every_fourth_layer() -> None:
-    """Published configs have a table of delta nets."""
+    """Published configs have a table of delta nets, and name the other layers as DeepSeek-V3.2 does."""
     linear = {"head_dim": 64, "num_heads": 8, "short_conv_kernel_size": 4, "safe_gate": True, "gate_lower_bound": None}
     pools = {"index_kpool": 4, "index_kpool_compress": True, "index_kpool_always_select_tail": True, "index_topk": 64}
-    config = decoder_config(of("Glm5Next", num_hidden_layers=8, linear_attn_config=linear, **pools))
+    names = [*["linear_attention"] * 3, "deepseek_sparse_attention"] * 2
+    config = decoder_config(of("Glm5Next", num_hidden_layers=8, linear_attn_config=linear, layer_types=names, **pools))
     named = {"linear_head_dim": 64, "linear_num_heads": 8}
     assert config == decoder_config(of("Glm5Next", num_hidden_layers=8, **named, **pools))
     assert [layer.has_kv for layer in config.layers] == [False, False, False, True] * 2

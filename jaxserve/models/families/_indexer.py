@@ -16,7 +16,7 @@ from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION
 
 _SIZES: Final = ("index_topk", "index_n_heads", "index_head_dim")
-_KINDS: Final = {"indexed_attention", "deepseek_sparse_attention"}
+INDEXED: Final = {"indexed_attention", "deepseek_sparse_attention"}
 """Names of layers with an indexer, or that take what an earlier one has chosen."""
 _LETTERS: Final = {"F": "full", "S": "shared"}
 
@@ -52,7 +52,7 @@ def gguf_indexer_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, 
 def without_indexer(keys: Keys) -> Keys:
     """Return the keys of a decoder whose queries attend to all tokens. `layer_types` may only name the one kind of layer."""
     names = keys.get("layer_types")
-    if names is not None and (not isinstance(names, list) or not {*names} <= _KINDS):
+    if names is not None and (not isinstance(names, list) or not {*names} <= INDEXED):
         raise keys.error("layer_types", "indexed_attention for each layer")
     table = {key: value for key, value in keys.table.items() if key not in (*_SIZES, "layer_types")}
     return Keys(table, keys.prefix)

@@ -17,7 +17,7 @@ from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
 from jaxserve.models.families._experts import dense_or_sparse, read_routed_experts
 from jaxserve.models.families._hybrid import MAX_TAPS, hybrid_layers, layer_names
 from jaxserve.models.families._hyper import HYPER_NAMES, MAX_STREAMS
-from jaxserve.models.families._indexer import indexer_kinds
+from jaxserve.models.families._indexer import INDEXED, indexer_kinds
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._latent import latent_decoder
 from jaxserve.models.families._rope import MAX_POSITION
@@ -142,7 +142,7 @@ def _kinds(keys: Keys) -> list[str]:
     """Return the kinds of all layers: by `layer_types`, else attention in the last of every four."""
     default = ["linear_attention" if index % 4 != 3 else "full_attention" for index in range(num_layers(keys))]
     names = layer_names(keys, default)
-    return ["full_attention" if name == "indexed_attention" else name for name in names]
+    return ["full_attention" if name in INDEXED else name for name in names]
 
 
 def _delta(keys: Keys) -> KimiDeltaConfig:
