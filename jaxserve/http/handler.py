@@ -34,8 +34,6 @@ class HttpCall(Call):
     routes: tuple[Route, ...]
 
 
-"""Header of replies with generated tokens: the version of the weights that computed the last token that was generated before the
-header was sent."""
 ADMISSION: Final = web.RequestKey("admission", ExitStack)
 """Counts the request among those of its key until it is closed; a background response takes it along."""
 _FAILED_STATUS = web.RequestKey("failed_status", int)
