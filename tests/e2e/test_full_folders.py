@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,17 @@ def _can_mount() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not _can_mount(), reason="file systems are mounted as root only")
 def test_weights_that_find_no_space_are_refused_and_the_engine_goes_on(tmp_path: Path) -> None:
-    (folder := tmp_path / "temporary").mkdir()
     program = [sys.executable, "-m", "tests.e2e.weights_without_space", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu", "TMPDIR": str(folder)}
-    ended = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _MOUNT, "sh", *program],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="jsf-") as folder:  # tmp_path is too long for a socket
+        environment = os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu", "TMPDIR": folder}
+        ended = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", _MOUNT, "sh", *program],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "No space left on device",
