@@ -27,11 +27,12 @@ namespace ffi = xla::ffi;
 constexpr int kPanelVectors = kRegisters == 32 ? 3 : 2;
 constexpr int kPanelRows = kRegisters == 32 ? 8 : 6;  // of a tile
 constexpr int kPanel = kPanelVectors * kLanes;        // outputs
-constexpr int kTogether = 4;           // chains of a tile: their sums need not wait elsewhere
-constexpr int64_t kLeastRows = 48;   // that a panel is packed for: with fewer it costs more than it saves
-constexpr int64_t kMostRows = 256;   // of a task, whose waiting sums fit the second-level cache
-constexpr int64_t kBlockRows = 1024;  // that are packed together
+constexpr int kTogether = 4;                          // chains of a tile: their sums need not wait elsewhere
+constexpr int64_t kLeastRows = 48;                    // that a panel is packed for: with fewer it costs more than it saves
+constexpr int64_t kMostRows = 256;                    // of a task, whose waiting sums fit the second-level cache
+constexpr int64_t kBlockRows = 1024;                  // that are packed together
 
+// Lanes in the order in which neighbours, then pairs of neighbours and so on are added: the tree of `sums_of_four`.
 #if defined(__AVX512F__)
 constexpr int kChains[kLanes] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 constexpr int kLevels = 2;  // of sums that wait
@@ -42,7 +43,6 @@ constexpr int kLevels = 0;
 constexpr int kChains[kLanes] = {0, 2, 1, 3, 4, 6, 5, 7};
 constexpr int kLevels = 1;
 #endif
-// Lanes in the order in which neighbours, then pairs of neighbours and so on are added: the tree of `sums_of_four`.
 
 // Steps of a row's chain in memory: whole vectors.
 inline int64_t padded_steps(int64_t k) { return (k / kLanes + kLanes - 1) / kLanes * kLanes; }
