@@ -68,6 +68,13 @@ def test_a_prefix_moves_between_replicas_of_one_node_and_of_two() -> None:
                 texts.add(reply["choices"][0]["text"])
                 return len(cached) == NUM_REPLICAS
 
+            def has_stored() -> bool:
+                _, data = ask(app, "GET", "/metrics")
+                found = re.search(rb'kv_tier_stored_pages_total\{[^}]*tier="host"[^}]*\} (\d+)', data)
+                return found is not None and int(found[1]) >= PAGE_TOKENS // 16
+
+            all_answered()
+            until(has_stored, "the pages of the first reply were not copied", 60)
             until(all_answered, "a replica gets no request", 400)
             assert list(cached.values()) == [0, PAGE_TOKENS, PAGE_TOKENS], "the first computes, the others fetch"
             assert len(texts) == 1
