@@ -154,13 +154,13 @@ def _claimed_address(address: str, claims: contextlib.ExitStack) -> str:
     """Return `address`, or the next one on which no process of this node listens or is about to; the server refuses what is no address.
 
     A server binds its port only after it has loaded and compiled its model. Until then a lock in the folder for temporary files
-    stands for the port, which `claims` holds.
+    stands for the address, which `claims` holds.
     """
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         for number in range(int(port), min(int(port) + _MAX_PORTS, 1 << 16)):
             with contextlib.suppress(OSError), contextlib.ExitStack() as claim:
-                claim.callback(os.close, lock := _open_lock(number))
+                claim.callback(os.close, lock := _open_lock(host, number))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 socket.create_server((host.strip("[]"), number), family=_family(host)).close()
                 claims.callback(claim.pop_all().close)
@@ -168,13 +168,13 @@ def _claimed_address(address: str, claims: contextlib.ExitStack) -> str:
     return address
 
 
-def _open_lock(port: int) -> int:
-    """Return the descriptor of a port's lock file, which is never removed. Raises OSError.
+def _open_lock(host: str, port: int) -> int:
+    """Return the descriptor of an address's lock file, which is never removed. Raises OSError.
 
     A file of another user can be locked, too: it is opened to read only, and without O_CREAT, with which Linux refuses files of
     others in /tmp. What is no file neither leads elsewhere nor blocks.
     """
-    path = Path(tempfile.gettempdir(), f"jaxserve-kv-{port}.lock")
+    path = Path(tempfile.gettempdir(), f"jaxserve-kv-{re.sub('[^0-9A-Za-z.-]', '_', host)}-{port}.lock")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(path, flags)

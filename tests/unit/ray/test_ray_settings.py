@@ -147,12 +147,18 @@ def test_replicas_that_start_together_claim_different_ports_before_their_servers
             assert listens_on(first_address, third) == taken, "the claim ends with its replica"
 
 
+def test_addresses_of_one_machine_have_claims_of_their_own(first_address: str) -> None:
+    other_address = first_address.replace("127.0.0.1", "127.0.0.2")
+    with ExitStack() as claims:
+        assert [listens_on(each, claims) for each in (first_address, other_address)] == [first_address, other_address]
+
+
 def test_what_is_no_lock_file_of_a_port_only_makes_replicas_choose_another_port(
     first_address: str, tmp_path: Path
 ) -> None:
     port = int(first_address.rpartition(":")[2])
-    (tmp_path / f"jaxserve-kv-{port}.lock").symlink_to(tmp_path / "elsewhere")
-    os.mkfifo(tmp_path / f"jaxserve-kv-{port + 1}.lock")
+    (tmp_path / f"jaxserve-kv-127.0.0.1-{port}.lock").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / f"jaxserve-kv-127.0.0.1-{port + 1}.lock")
     with ExitStack() as claims:
         assert listens_on(first_address, claims) != first_address
     assert not (tmp_path / "elsewhere").exists()
