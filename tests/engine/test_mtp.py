@@ -52,11 +52,8 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEng
 
 def test_tokens_and_log_probabilities_are_those_without_drafts(served: tuple[MTPGolden, ModelEngine]) -> None:
     golden, engine = served
-    has_states = golden.path.name in (
-        "qwen3_next",
-        "glm5_next",
-        "bailing_hybrid",
-    )  # prompts as short as these have no snapshots
+    # Prompts as short as these have no snapshots.
+    has_states = golden.path.name in ("qwen3_next", "glm5_next", "bailing_hybrid")
     check_drafts_change_nothing(engine, NUM_DRAFTS, num_cached=0 if has_states else 32)
     assert engine.executor.compilations()["serving"] == 0
 

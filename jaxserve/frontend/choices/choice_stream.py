@@ -294,9 +294,8 @@ class ChoiceStream:
         """Add the prompt's tokens to the first delta, if they were requested."""
         if not self._has_sent_prompt:
             self._has_sent_prompt = True
-            newest = self._prompt_scores[
-                -(self.num_prompt_tokens - 1) :
-            ]  # they come again after an update of the weights
+            # They come again after an update of the weights.
+            newest = self._prompt_scores[-(self.num_prompt_tokens - 1) :]
             delta.prompt = PromptTokens(self.request.prompt_token_ids, newest)
 
     def _take_tokens(self, output: RequestOutput) -> str:
