@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
 
@@ -120,12 +121,14 @@ def test_each_replica_has_a_whole_tpu_slice(slices: Cluster) -> None:
         assert [peers_of(host, slices) for host in slices.hosts[2:]] == [slices.hosts[1:2], slices.hosts[:1]]
 
 
-def test_serve_run_starts_the_application_with_its_arguments(nodes: Cluster) -> None:
+@pytest.mark.parametrize("form", ["arguments", "file"])
+def test_serve_run_starts_the_application(nodes: Cluster, form: str) -> None:
     """Run the documented command. The reply is asked for on the head, since Ray Serve listens on its loopback."""
     head, serve = nodes.hosts[0], str(Path(sys.executable).with_name("serve"))
     one = {key: value for key, value in settings().items() if "host" not in key}
     one |= {"tensor_parallel_size": 1, "replicas": 2, "routing": "round-robin"}
-    words = [serve, "run", "jaxserve.ray:app", *(f"{key}={value}" for key, value in one.items())]
+    arguments = ["jaxserve.ray:app", *(f"{key}={value}" for key, value in one.items())]
+    words = [serve, "run", *(arguments if form == "arguments" else [str(settings_file(nodes.folder, one))])]
     environment = os.environ | VARIABLES | {"RAY_ADDRESS": f"{head.address}:{GCS_PORT}"}
     log = nodes.folder / "serve-run.log"
     with log.open("wb") as output:
@@ -146,6 +149,16 @@ def test_serve_run_starts_the_application_with_its_arguments(nodes: Cluster) -> 
         driver.send_signal(signal.SIGINT)
         driver.wait(120)
     until(lambda: not servers(nodes), "processes outlived the application", 120)
+
+
+def settings_file(folder: Path, arguments: dict[str, Any]) -> Path:
+    """Return a copy of the example that serves the test's model, on the port and the devices of the test."""
+    content = yaml.safe_load((ROOT / "configs/ray-serve.yaml").read_text())
+    content["http_options"] |= {"host": "127.0.0.1", "port": HTTP_PORT}
+    content["applications"][0]["args"] |= arguments | {"max_replicas": 2, "num_gpus": 0, "max_model_len": 128}
+    path = folder / "ray-serve.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
 
 
 def check_responses_are_continued(head: Host) -> None:
