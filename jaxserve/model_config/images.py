@@ -299,6 +299,8 @@ class FrameSampling:
     max_frames: int
     has_last: bool
     """True if the last frame of a video is among them."""
+    multiple: int = 1
+    """The number of frames is a multiple of this one, unless the video has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,29 +316,47 @@ class VideoArea:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameArea:
+    """Both sides of frames are rounded to whole blocks, and the area of each frame is kept between two bounds (Qwen2-VL)."""
+
+    min_pixels: int
+    max_pixels: int
+    total_pixels: int | None
+    """Most pixels of all groups of frames together, unless the least pixels of a frame are more; None: they have no bound."""
+
+
+@dataclass(frozen=True, slots=True)
 class VideoMarkup:
     """Texts of a prompt that stand for videos. They are control tokens of the tokenizer, but for times."""
 
     placeholder: str
     """Text that chat templates write for a video."""
     begin: str
-    """Text before the tokens of a group of frames, after its time."""
+    """Text before the tokens of a group of frames, after its time, or before those of the video."""
     token: str
     """Text of the token that stands for one embedding."""
     end: str
-    """Text after the tokens of a group of frames."""
+    """Text after the tokens of a group of frames, or of the video."""
     separator: str
     """Text between two groups of frames."""
-    time: Literal["seconds", "clock"]
-    """seconds: `<1.5 seconds>`; clock: `00:01 `."""
+    time: Literal["seconds", "clock", "none"]
+    """seconds: `<1.5 seconds>`; clock: `00:01 `; none: groups have neither a time nor marks of their own, see `TimePositions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePositions:
+    """Groups of frames of a video share one place in the prompt's rotary positions and differ in the time (M-RoPE, arXiv 2409.12191)."""
+
+    per_second: float | None
+    """Positions of a second (Qwen2.5-VL, arXiv 2502.13923), rounded down for each group; None: each group is one after the group before."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoProcessorConfig:
-    """Preprocessing of videos that become groups of a few frames, each with its time in the prompt."""
+    """Preprocessing of videos that become groups of a few frames."""
 
     sampling: FrameSampling
-    sizes: VideoArea | BudgetSizes
+    sizes: VideoArea | FrameArea | BudgetSizes
     patch_size: int
     """Pixels of a patch's side."""
     merge: int
@@ -348,3 +368,7 @@ class VideoProcessorConfig:
     normalization: Normalization
     token_id: int
     """Token that stands for one embedding in a prompt."""
+    window: int | None = None
+    """See `ImageProcessorConfig.window`."""
+    times: TimePositions | None = None
+    """Rotary positions of groups; None: each group has a place of its own, as an image has."""

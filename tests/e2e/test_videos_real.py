@@ -22,7 +22,7 @@ from tests.models.videos import FRAMES, video_file, with_videos
 pytest.importorskip("av")
 pytestmark = [pytest.mark.slow]
 
-NAME = "qwen3_vl_tiny"
+NAMES = ["qwen3_vl_tiny", pytest.param("qwen2_5_vl_tiny", marks=pytest.mark.exhaustive)]
 OPTIONS: Any = {
     "model": "tiny",
     "temperature": 0,
@@ -31,10 +31,15 @@ OPTIONS: Any = {
 }
 
 
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def server(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = with_videos(tmp_path_factory.mktemp("video"), NAME)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits(NAME).items()]
+def server(name: str, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = with_videos(tmp_path_factory.mktemp("video"), name)
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in limits(name).items()]
     flags += [f"--kv-cache-memory={KV_CACHE_MEMORY}", "--dtype=float32", "--served-model-name=tiny"]
     with serving(str(path), *flags, programs=programs) as running:
         yield running
@@ -55,8 +60,10 @@ def chat(*parts: dict[str, Any]) -> Any:
     return [{"role": "user", "content": [{"type": "text", "text": "See "}, *parts, {"type": "text", "text": " here"}]}]
 
 
-def test_a_video_gives_the_tokens_of_transformers_streamed_and_whole(server: Server, client: openai.OpenAI) -> None:
-    with np.load(DATA / "video" / f"{NAME}.npz", allow_pickle=False) as golden:
+def test_a_video_gives_the_tokens_of_transformers_streamed_and_whole(
+    name: str, server: Server, client: openai.OpenAI
+) -> None:
+    with np.load(DATA / "video" / f"{name}.npz", allow_pickle=False) as golden:
         outputs, prompt = golden["outputs"].tolist(), golden["ids"].tolist()
     whole = client.chat.completions.create(messages=chat(video_part(video_file())), **OPTIONS)
     assert whole.usage is not None and whole.usage.prompt_tokens == len(prompt)

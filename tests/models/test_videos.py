@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.frontend.images.decode import ImageError
-from jaxserve.frontend.images.positions import image_spans, mrope_positions
-from jaxserve.frontend.images.processor import ProcessedImage
+from jaxserve.frontend.images.positions import ImageSpan, image_spans, mrope_positions
+from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage
 from jaxserve.frontend.images.video import Video, VideoReader, decode_video
 from jaxserve.frontend.images.video_items import chosen_frames, load_video_preparer, process_video, video_reader
-from jaxserve.model_config.images import VideoProcessorConfig
+from jaxserve.model_config.images import FrameArea, TimePositions, VideoProcessorConfig
 from jaxserve.models.registry import read_decoder
+from jaxserve.runner.images.encoder import block_tokens
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
@@ -64,7 +68,7 @@ def read_all(data: bytes, max_pixels: int = MAX_PIXELS) -> Video:
 def test_frames_and_pixels_are_those_of_transformers(model: Path) -> None:
     golden, video = golden_of(model.name), processed(model)
     assert chosen_frames(len(FRAMES), RATE, config_of(model).sampling).tolist() == golden["chosen"].tolist()
-    pixels = np.concatenate([item.patches for item in video.items])
+    pixels = np.concatenate([by_token(item) for item in video.items])
     assert np.abs(pixels.astype(int) - golden["pixels"]).max() <= 1  # torchvision and Pillow round differently
     assert video.num_tokens == len(golden["features"])
 
@@ -76,17 +80,19 @@ def test_prompts_have_the_times_and_tokens_with_which_the_model_was_trained(mode
         [{"role": "user", "content": parts}], placeholders=[markup.placeholder], images=[video.text]
     )
     assert ids == golden["ids"].tolist()
-    assert video.text.startswith("00:00 " if model.name.startswith("gemma") else "<0.3 seconds>")
+    beginning = {"clock": "00:00 ", "seconds": "<0.3 seconds>", "none": "<|vision_start|>"}
+    assert video.text.startswith(beginning[markup.time])
     assert PROMPT.count("{}") == 1
 
 
-def test_positions_of_frames_are_those_of_images(model: Path) -> None:
+def test_positions_of_frames_are_those_of_transformers(model: Path) -> None:
     if "positions" not in golden_of(model.name):
         return  # one position for each token
     golden, video, config = golden_of(model.name), processed(model), config_of(model)
     counts = [item.num_tokens for item in video.items]
     spans = image_spans(golden["ids"], config.token_id, counts)
-    positions, delta = mrope_positions(len(golden["ids"]), spans, [item.grid for item in video.items], config.merge)
+    grids, times = [item.grid for item in video.items], [item.time for item in video.items]
+    positions, delta = mrope_positions(len(golden["ids"]), spans, grids, config.merge, times)
     assert positions.tolist() == golden["positions"].tolist()
     assert delta == golden["delta"]
 
@@ -96,7 +102,7 @@ def test_features_logits_and_greedy_tokens_equal_transformers(model: Path) -> No
     golden, video = golden_of(model.name), processed(model)
     ends = np.cumsum([len(item.patches) for item in video.items])[:-1]
     items = [
-        type(item)(pixels, item.positions, item.grid, item.num_tokens)
+        replace(item, patches=as_read(pixels, item))
         for item, pixels in zip(video.items, np.split(golden["pixels"], ends), strict=True)
     ]
     computed = VisionModel(model)
@@ -107,6 +113,19 @@ def test_features_logits_and_greedy_tokens_equal_transformers(model: Path) -> No
     logits, found = computed.run(golden["ids"], items, rows, len(golden["outputs"]))
     np.testing.assert_allclose(logits, golden["logits"], atol=1e-3, rtol=0)
     assert found.tolist() == golden["outputs"].tolist()
+
+
+def by_token(item: EncoderItem) -> np.ndarray:
+    """Return the patches of an item block by block in the order of its tokens."""
+    block = len(item.patches) // item.num_tokens
+    order = np.argsort(block_tokens(item.positions, block))
+    return item.patches.reshape(item.num_tokens, block, -1)[order].reshape(item.patches.shape)
+
+
+def as_read(patches: np.ndarray, item: EncoderItem) -> np.ndarray:
+    """Return patches, of `by_token`, in the order in which the tower reads those of an item."""
+    block = len(patches) // item.num_tokens
+    return patches.reshape(item.num_tokens, block, -1)[block_tokens(item.positions, block)].reshape(patches.shape)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +144,74 @@ def test_frames_are_taken_at_even_distances(
 ) -> None:
     config = config_of(with_videos(tmp_path, VIDEOS[0], **changes))
     assert chosen_frames(count, rate, config.sampling).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "changes", "expected"),
+    [
+        (1, 30.0, {}, [0]),
+        (3, 30.0, {}, [0, 1]),  # pairs
+        (33, 30.0, {}, [0, 8, 16, 24]),  # min_frames
+        (100, 25.0, {}, [0, 12, 25, 37, 50, 62, 75, 87]),
+        (100, 1.0, {"max_frames": 5}, [0, 25, 50, 75]),
+        (100, 25.0, {"num_frames": 7}, [0, 12, 25, 37, 50, 62, 75, 87]),  # rounded to pairs
+        (9, 2.0, {"fps": 1}, [0, 2, 4, 6]),
+    ],
+)
+def test_pairs_of_frames_are_taken_as_qwen2_vl_does(
+    count: int, rate: float, changes: dict[str, Any], expected: list[int], tmp_path: Path
+) -> None:
+    if "num_frames" in changes:
+        changes = changes | {"fps": None}
+    config = config_of(with_videos(tmp_path, "qwen2_5_vl_tiny", **changes))
+    assert chosen_frames(count, rate, config.sampling).tolist() == expected
+
+
+def test_qwen2_5_vl_as_published_has_the_preprocessing_of_its_images(tmp_path: Path) -> None:
+    path = with_videos(tmp_path, "qwen2_5_vl_tiny")
+    (path / "video_preprocessor_config.json").unlink()
+    file = path / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"min_pixels": 3136, "max_pixels": 12_845_056}))
+    config, images = config_of(path), read_image_processor(path)
+    assert images is not None and config.normalization == images.normalization
+    assert (config.patch_size, config.merge, config.group, config.window) == (8, 2, 2, images.window)
+    assert config.sizes == FrameArea(128 * 28 * 28, 768 * 28 * 28, 2 * 115_200 * 16 * 16)
+    assert (config.sampling.fps, config.sampling.min_frames, config.sampling.max_frames) == (2.0, 4, 768)
+    decoder, checkpoint = read_decoder(path)
+    found = with_served_images(ImagesConfig(limit_mm_per_prompt="video=1"), decoder, path, checkpoint)
+    assert found.vision is not None and found.vision.has_videos
+
+
+def test_frames_of_qwen2_vl_have_a_share_of_the_tokens_of_all(tmp_path: Path) -> None:
+    size = {"shortest_edge": 1024, "longest_edge": 16_384}
+    config = config_of(with_videos(tmp_path, "qwen2_vl_tiny", size=size, max_video_tokens=100))
+    reduce, large = video_reader(config, MAX_PATCHES).reduce, FRAMES[0].resize((640, 640))
+    assert reduce(large, 2).size == (128, 128)
+    assert reduce(large, 8).size == (64, 64)  # 90 blocks of 16 x 16 pixels for four pairs
+    assert reduce(large, 400).size == (32, 32)  # never less than the fewest of a frame
+    assert video_reader(config, 16).reduce(large, 2).size == (32, 32)
+
+
+def test_the_seconds_of_a_video_move_its_groups_in_time(tmp_path: Path) -> None:
+    """Ten of eleven frames stand for eleven seconds, and a second for four positions; equal frames at other times are other pages."""
+    path = with_videos(tmp_path, "qwen2_5_vl_tiny")
+    config = config_of(path)
+    found = [[item.time for item in processed(path, video_file(rate=rate)).items] for rate in (1.0, RATE)]
+    assert config.times == TimePositions(4.0)
+    assert found == [[None, 8, 17, 26, 35], [None, 4, 9]]
+    prepare = load_video_preparer(path, MAX_PATCHES)
+    slow, fast = (prepare(video_file(rate=rate, frames=FRAMES[:4]), MAX_PIXELS) for rate in (1.0, 2.0))
+    assert [item.patches for item in slow.items] == [item.patches for item in fast.items]
+    assert [one.digest == other.digest for one, other in zip(slow.items, fast.items, strict=True)] == [True, False]
+
+
+def test_text_goes_on_after_the_last_position_of_a_video() -> None:
+    spans = [ImageSpan(1, 2), ImageSpan(3, 2), ImageSpan(6, 2)]
+    positions, delta = mrope_positions(9, spans, [(2, 4)] * 3, 2, [None, 5, None])
+    assert positions[0].tolist() == [0, 1, 1, 6, 6, 7, 8, 8, 10]
+    assert positions[1].tolist() == [0, 1, 1, 1, 1, 7, 8, 8, 10]
+    assert positions[2].tolist() == [0, 1, 2, 1, 2, 7, 8, 9, 10]
+    assert delta == 2
 
 
 def test_the_last_group_repeats_the_last_frame(tmp_path: Path) -> None:

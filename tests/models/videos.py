@@ -16,7 +16,15 @@ from PIL import Image
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
 
-VIDEOS: Final = ("qwen3_vl_tiny", "qwen3_5_moe_vision_odd_tiny", "gemma4_vision_odd_tiny", "gemma4_vision_tiny")
+VIDEOS: Final = (
+    "qwen3_vl_tiny",
+    "qwen3_5_moe_vision_odd_tiny",
+    "gemma4_vision_odd_tiny",
+    "gemma4_vision_tiny",
+    "qwen2_vl_tiny",
+    "qwen2_5_vl_tiny",
+    "qwen2_5_vl_odd_tiny",
+)
 """Tiny checkpoints of tests/models/data/vision with a golden of a video in tests/models/data/video."""
 RATE: Final = 3.0
 """Frames of the video in a second."""
@@ -28,6 +36,15 @@ PROCESSOR: Final[dict[str, Any]] = {
     "image_mean": [0.5, 0.4, 0.5],
     "image_std": [0.5, 0.5, 0.25],
 }
+PLAIN: Final[dict[str, Any]] = PROCESSOR | {
+    "video_processor_type": "Qwen2VLVideoProcessor",
+    "size": {"shortest_edge": 1024, "longest_edge": 3000},
+    "fps": 2.0,
+    "do_sample_frames": True,
+    "cap_pixels_per_frame": True,
+    "max_video_tokens": 40,
+}
+"""The preprocessing of Qwen2-VL and Qwen2.5-VL. The bound of all frames is below that of each frame times their number."""
 GEMMA: Final[dict[str, Any]] = {"video_processor_type": "Gemma4VideoProcessor", "num_frames": 2, "max_soft_tokens": 70}
 QWEN: Final = "<|vision_start|><|video_pad|><|vision_end|>"
 PROMPT: Final = "<|im_start|>user\nSee {} here<|im_end|>\n<|im_start|>assistant\n"
@@ -38,7 +55,8 @@ def preprocessing(name: str) -> dict[str, Any]:
     vision = json.loads((DATA / "vision" / name / "config.json").read_text())["vision_config"]
     if name.startswith("gemma"):
         return GEMMA | {"patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"]}
-    return PROCESSOR | {"patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"]}
+    own = PLAIN if name.startswith(("qwen2_vl", "qwen2_5_vl")) else PROCESSOR
+    return own | {"patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"]}
 
 
 def with_videos(folder: Path, name: str, **changes: Any) -> Path:

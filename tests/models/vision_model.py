@@ -250,7 +250,8 @@ class VisionModel:
         )
         rope, delta = np.tile(np.arange(len(token_ids)), (3, 1)), 0
         if self.vision.mrope_sections is not None:
-            rope, delta = mrope_positions(len(token_ids), spans, [item.grid for item in items], self.vision.merge)
+            grids, times = [item.grid for item in items], [item.time for item in items]
+            rope, delta = mrope_positions(len(token_ids), spans, grids, self.vision.merge, times)
         length = len(token_ids)
         assert length + num_outputs <= NUM_PAGES * PAGE_SIZE
         cache = self._new_cache(NUM_PAGES)

@@ -1,4 +1,8 @@
-"""Reads how a checkpoint's videos are preprocessed: `video_preprocessor_config.json`, or the table in `processor_config.json`."""
+"""Reads how a checkpoint's videos are preprocessed: `video_preprocessor_config.json`, or the table in `processor_config.json`.
+
+Qwen2-VL and Qwen2.5-VL as published have neither: videos have the patches and the normalisation of images, and the sizes and the number of
+frames with which the models were trained.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,29 @@ from typing import Any, Final
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.image_processor import read_normalization, read_resampling
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Table, token_text
-from jaxserve.model_config.images import BudgetSizes, FrameSampling, VideoArea, VideoMarkup, VideoProcessorConfig
+from jaxserve.checkpoint.preprocessing.whole import CLIP_DEVIATIONS, CLIP_MEANS, window_side
+from jaxserve.model_config.images import (
+    BudgetSizes,
+    FrameArea,
+    FrameSampling,
+    TimePositions,
+    VideoArea,
+    VideoMarkup,
+    VideoProcessorConfig,
+)
 
-_OWN, _JOINT = "video_preprocessor_config.json", "processor_config.json"
+_OWN, _JOINT, _IMAGES = "video_preprocessor_config.json", "processor_config.json", "preprocessor_config.json"
 _MAX_FRAMES: Final = 1 << 16
 _MAX_AREA: Final = 1 << 36
 _SIZE: Final = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
 """Pixels of all frames, the fewest and the most, if a checkpoint of Qwen3-VL does not say (transformers' defaults)."""
+_FRAME_SIZE: Final = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
+"""Pixels of a frame, the fewest and the most, if a checkpoint of Qwen2-VL does not say (transformers' defaults, and the authors')."""
+_USED_SHARE: Final = 0.9
+"""Share of `max_video_tokens` that videos of Qwen2-VL fill."""
+_PLAIN: Final = "Qwen2VLVideoProcessor"
+_PUBLISHED_PLAIN: Final = ("qwen2_vl", "qwen2_5_vl")
+"""Types of models that were published without a description of videos, and are prepared by this processor."""
 
 
 def has_decoder() -> bool:
@@ -32,17 +52,22 @@ def read_video_processor(directory: Path) -> VideoProcessorConfig | None:
     own, path, config = directory / _OWN, directory / _JOINT, directory / "config.json"
     joint = read_object(path) if path.is_file() else {}
     values: Any = joint.get("video_processor")
+    model = Table(config, read_object(config) if config.is_file() else {})
     if values is None and own.is_file():
         values, path = read_object(own), own
-    if not isinstance(values, dict) or not config.is_file():
+    elif values is None and model.get("model_type", None) in _PUBLISHED_PLAIN and (directory / _IMAGES).is_file():
+        values, path = _as_images(read_object(directory / _IMAGES)), directory / _IMAGES
+    if not isinstance(values, dict):
         return None
-    model = Table(config, read_object(config))
     reader = _READERS.get((values.get("video_processor_type"), model.get("model_type", None)))
     if reader is None:
         return None
     tokens = directory / "tokenizer_config.json"
     table = Table(path, {key: value for key, value in values.items() if value is not None})
-    for key in ("do_resize", "do_sample_frames"):
+    always = (
+        ("do_resize",) if reader is _frames else ("do_resize", "do_sample_frames")
+    )  # false is what Qwen2-VL's files say unasked
+    for key in always:
         if not table.flag(key, default=True):
             raise table.error(key, "true")
     return reader(table, model, read_object(tokens) if tokens.is_file() else {})
@@ -71,6 +96,41 @@ def _areas(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProces
     )
 
 
+def _as_images(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a description of images says of videos, too."""
+    sizes = ("size", "min_pixels", "max_pixels")
+    return {key: value for key, value in values.items() if key not in sizes} | {"video_processor_type": _PLAIN}
+
+
+def _frames(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
+    """Read the preprocessing of Qwen2-VL and Qwen2.5-VL (arXiv 2409.12191, 2502.13923)."""
+    size = table.table("size", dict(_FRAME_SIZE))
+    begin, end = "<|vision_start|>", "<|vision_end|>"
+    token = token_text(tokens, "video_token", "<|video_pad|>")
+    patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
+    group, most = table.integer("temporal_patch_size", 2, 16), table.integer("max_video_tokens", 128_000, 1 << 24)
+    has_total = table.flag("cap_pixels_per_frame", default=True)
+    vision = model.table("vision_config", {})
+    is_timed = model.get("model_type", None) == "qwen2_5_vl"
+    return VideoProcessorConfig(
+        sampling=_sampling(table, 2.0, has_last=False, multiple=group),
+        sizes=FrameArea(
+            table.integer("min_pixels", size.integer("shortest_edge", None, _MAX_AREA), _MAX_AREA),
+            table.integer("max_pixels", size.integer("longest_edge", None, _MAX_AREA), _MAX_AREA),
+            int(most * (patch * merge) ** 2 * _USED_SHARE) * group if has_total else None,
+        ),
+        patch_size=patch,
+        merge=merge,
+        group=group,
+        markup=VideoMarkup(begin + token + end, begin, token, end, "", "none"),
+        resampling=read_resampling(table, "bicubic"),
+        normalization=read_normalization(table, CLIP_MEANS, CLIP_DEVIATIONS),
+        token_id=model.integer("video_token_id", 151_656, 1 << 22),
+        window=window_side(model, patch, merge),
+        times=TimePositions(vision.number("tokens_per_second", 4.0) if is_timed else None),
+    )
+
+
 def _budgets(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
     """Read the preprocessing of Gemma 4, whose frames are images of a smaller budget."""
     merge = table.integer("pooling_kernel_size", 3, 64)
@@ -89,18 +149,21 @@ def _budgets(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProc
     )
 
 
-def _sampling(table: Table, fps: float | None, *, has_last: bool) -> FrameSampling:
+def _sampling(table: Table, fps: float | None, *, has_last: bool, multiple: int = 1) -> FrameSampling:
     """Read which frames are taken. fps: the default; None: a number of frames is taken, 32 by default."""
+    has_least = has_last or multiple > 1  # of Qwen's models
     is_counted = "num_frames" in table.values
     if is_counted and "fps" in table.values:
         raise table.error("num_frames", "nothing beside fps")
     is_counted |= fps is None and "fps" not in table.values
+    counted = table.integer("num_frames", 32, _MAX_FRAMES)
     return FrameSampling(
-        num_frames=table.integer("num_frames", 32, _MAX_FRAMES) if is_counted else None,
+        num_frames=max(round(counted / multiple), 1) * multiple if is_counted else None,
         fps=table.number("fps", fps or 1.0),
-        min_frames=table.integer("min_frames", 4 if has_last else 1, _MAX_FRAMES),
-        max_frames=table.integer("max_frames", 768 if has_last else _MAX_FRAMES, _MAX_FRAMES),
+        min_frames=table.integer("min_frames", 4 if has_least else 1, _MAX_FRAMES),
+        max_frames=table.integer("max_frames", 768 if has_least else _MAX_FRAMES, _MAX_FRAMES),
         has_last=has_last,
+        multiple=multiple,
     )
 
 
@@ -109,6 +172,8 @@ _READERS: Final[Mapping[tuple[Any, Any], Callable[[Table, Table, Mapping[str, An
     ("Qwen3VLVideoProcessor", "qwen3_vl_moe"): _areas,
     ("Qwen3VLVideoProcessor", "qwen3_5"): _areas,
     ("Qwen3VLVideoProcessor", "qwen3_5_moe"): _areas,
+    (_PLAIN, "qwen2_vl"): _frames,
+    (_PLAIN, "qwen2_5_vl"): _frames,
     ("Gemma4VideoProcessor", "gemma4"): _budgets,
 }
 """By `video_processor_type` and `model_type`: prompts of models that share a processor may differ."""

@@ -39,7 +39,7 @@ def areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     sizes = AreaSizes(*_bounds(table, 56 * 56, 28 * 28 * 1280))
     image = token_text(tokens, "image_token", "<|image_pad|>")
     patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
-    return Geometry(sizes, patch, merge, ImageMarkup(image, image), _window(config, patch, merge))
+    return Geometry(sizes, patch, merge, ImageMarkup(image, image), window_side(config, patch, merge))
 
 
 def compass_areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
@@ -97,7 +97,7 @@ def edge_frames(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geome
     return found._replace(markup=ImageMarkup(image, image))
 
 
-def _window(config: Table, patch: int, merge: int) -> int | None:
+def window_side(config: Table, patch: int, merge: int) -> int | None:
     """Return the patches of the side of a window, whole blocks, of towers as Qwen2.5-VL's; None for their relatives."""
     if config.get("model_type", None) not in _WITH_WINDOWS:
         return None

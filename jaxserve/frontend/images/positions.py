@@ -42,7 +42,11 @@ def image_spans(
 
 
 def mrope_positions(
-    num_tokens: int, spans: Sequence[ImageSpan], grids: Sequence[tuple[int, int]], merge: int
+    num_tokens: int,
+    spans: Sequence[ImageSpan],
+    grids: Sequence[tuple[int, int]],
+    merge: int,
+    times: Sequence[int | None] | None = None,
 ) -> tuple[np.ndarray, int]:
     """Return int32 (3, T), the position of each token in time, rows and columns, and what generated tokens add to theirs.
 
@@ -50,15 +54,19 @@ def mrope_positions(
     and the text goes on after the longer side (Qwen2-VL, arXiv 2409.12191). Token number t >= T, counted from the start of
     the prompt, has the position t + delta three times.
     grids: patches in a column and in a row of each item; merge: patches of the side of the block that makes one token.
+    times: positions in time between the first group of frames of a video and each item, which then follows its last group and shares its
+    place: the text goes on after the last of all positions; None: an item with a place of its own, and for all of them: every item has one.
     """
     positions = np.zeros((3, num_tokens), np.int32)
-    next_token, next_position = 0, 0
-    for span, (height, width) in zip(spans, grids, strict=True):
-        text = span.start - next_token
-        positions[:, next_token : span.start] = next_position + np.arange(text)
-        next_position += text
+    next_token, next_position, place = 0, 0, 0
+    for span, (height, width), time in zip(spans, grids, times or [None] * len(spans), strict=True):
+        if time is None:
+            text = span.start - next_token
+            positions[:, next_token : span.start] = next_position + np.arange(text)
+            place = next_position = next_position + text
         rows, columns = np.indices((height // merge, width // merge)).reshape(2, -1)
-        positions[:, span.start : span.start + span.length] = next_position + np.stack([0 * rows, rows, columns])
-        next_token, next_position = span.start + span.length, next_position + max(height, width) // merge
+        positions[:, span.start : span.start + span.length] = place + np.stack([0 * rows + (time or 0), rows, columns])
+        next_token = span.start + span.length
+        next_position = max(next_position, place + max(max(height, width) // merge, (time or 0) + 1))
     positions[:, next_token:] = next_position + np.arange(num_tokens - next_token)
     return positions, int(next_position - next_token)

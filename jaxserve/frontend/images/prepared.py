@@ -95,6 +95,8 @@ def prepared_item(item: EncoderItem) -> PreparedItem:
     digest.update(patches.tobytes())
     sources = b"" if item.sources is None else np.ascontiguousarray(item.sources, "<i4").tobytes()
     digest.update(sources)
+    if item.time is not None:
+        digest.update(f"time {item.time}".encode())
     return PreparedItem(
         item.num_tokens,
         item.grid,
@@ -104,4 +106,5 @@ def prepared_item(item: EncoderItem) -> PreparedItem:
         digest.digest(),
         item.line,
         sources,
+        item.time,
     )

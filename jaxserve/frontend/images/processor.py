@@ -68,6 +68,9 @@ class EncoderItem:
     """Embeddings of a row, if prompts have a line break between rows; 0: they have none."""
     sources: np.ndarray | None = None
     """int32 (N, S): see `VisionConfig.num_sources`; None: S is 0."""
+    time: int | None = None
+    """Rotary positions between the first group of frames of a video and this one, which shares its place (M-RoPE); None: the item has a
+    place of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,14 +342,14 @@ def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
     if config.inner_merge > 1:
         patches, positions = _by_inner_window(patches, positions, config.inner_merge, merge**2)
     if config.window is not None:
-        patches, positions = _by_window(patches, positions, config.window, merge**2)
+        patches, positions = by_window(patches, positions, config.window, merge**2)
     line = width // merge if config.markup.line_break else 0
     if config.has_class_token:
         patches, positions = np.pad(patches, ((1, 0), (0, 0))), np.concatenate([_CLASS_PLACE, positions])
     return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2, line)
 
 
-def _by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+def by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Return patches and positions with the blocks of each window side by side. side: patches of a window's side."""
     rows, columns = positions[::block].T // side
     order = np.lexsort((columns, rows))

@@ -32,5 +32,6 @@ def prompt_images(
     ]
     if not info.has_rope_positions:
         return placed, None
-    positions, delta = mrope_positions(len(prompt), spans, [item.grid for item in items], info.merge)
+    grids, times = [item.grid for item in items], [item.time for item in items]
+    positions, delta = mrope_positions(len(prompt), spans, grids, info.merge, times)
     return placed, RopePositions(np.ascontiguousarray(positions, "<i4").tobytes(), delta)

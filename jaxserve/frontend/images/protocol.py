@@ -47,11 +47,13 @@ class PreparedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     positions: bytes
     """int32 `[P, 2]`, little-endian."""
     digest: bytes
-    """sha256 over shapes, patches and positions: equal digests mean equal embeddings."""
+    """sha256 over shapes, patches, positions and the time: equal digests mean equal embeddings at equal rotary positions."""
     line: int = 0
     """Embeddings of a row, if prompts have a line break between rows; 0: they have none."""
     sources: bytes = b""
     """int32 `[N, S]`, little-endian: see `VisionConfig.num_sources`."""
+    time: int | None = None
+    """See `EncoderItem.time`."""
 
 
 class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -30,6 +30,8 @@ class Video:
     frames: list[Image.Image]
     seconds: list[float]
     """Time of each frame from the beginning of the video."""
+    length: float = 0.0
+    """Seconds of the whole video."""
 
 
 class VideoReader(NamedTuple):
@@ -58,14 +60,15 @@ def decode_video(data: bytes, reader: VideoReader, max_pixels: int) -> Video:
                 break
             if not num_decoded:
                 raise ImageError("the video has no frames that can be read")
-            wanted = [int(number) for number in reader.choose(num_decoded, rate)]  # fewer than there are packets
+            count = num_decoded  # fewer than there are packets
+            wanted = [int(number) for number in reader.choose(count, rate)]
     except (MemoryError, ImageError):
         raise
     except Exception as error:  # FFmpegError, ValueError, and whatever else decoders raise
         raise ImageError(f"the video is damaged, or of a kind that is not supported ({reason_of(error)})") from None
     if len({image.size for image in found.values()}) > 1:
         raise ImageError("the sizes of the frames differ")
-    return Video([found[number] for number in wanted], [number / rate for number in wanted])
+    return Video([found[number] for number in wanted], [number / rate for number in wanted], count / rate)
 
 
 def _is_video(data: bytes) -> bool:

@@ -6,7 +6,7 @@ differs by 1 / 255 in a few pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,26 @@ from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.prepared import prepared_item
-from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, bounded_size, budget_size, cut_patches
+from jaxserve.frontend.images.processor import (
+    EncoderItem,
+    ProcessedImage,
+    bounded_size,
+    budget_size,
+    by_window,
+    cut_patches,
+)
 from jaxserve.frontend.images.protocol import PreparedImage
 from jaxserve.frontend.images.resize import resize
 from jaxserve.frontend.images.video import Video, VideoReader, decode_video
-from jaxserve.model_config.images import AreaSizes, BudgetSizes, FrameSampling, VideoMarkup, VideoProcessorConfig
+from jaxserve.model_config.images import (
+    AreaSizes,
+    BudgetSizes,
+    FrameArea,
+    FrameSampling,
+    VideoArea,
+    VideoMarkup,
+    VideoProcessorConfig,
+)
 
 
 def load_video_preparer(path: Path, max_patches: int) -> Callable[[bytes, int], PreparedImage]:
@@ -64,6 +79,7 @@ def chosen_frames(count: int, rate: float, sampling: FrameSampling) -> np.ndarra
     if wanted is None:
         wanted = min(max(int(count / rate * sampling.fps), sampling.min_frames), sampling.max_frames)
     wanted = min(wanted, count)
+    wanted = max(wanted - wanted % sampling.multiple, 1)
     if sampling.has_last:
         return np.linspace(0, count - 1, wanted).round().astype(np.int64)
     return np.arange(wanted, dtype=np.int64) * count // wanted
@@ -78,14 +94,30 @@ def process_video(video: Video, config: VideoProcessorConfig) -> ProcessedImage:
     short = -len(frames) % config.group  # the last group repeats the last frame
     frames += [frames[-1]] * short
     seconds += [seconds[-1]] * short
-    items, texts, markup = [], [], config.markup
-    for first in range(0, len(frames), config.group):
-        own = slice(first, first + config.group)
-        item = _item(list(map(np.asarray, frames[own])), config)
-        time = _time((seconds[own][0] + seconds[own][-1]) / 2, markup)
-        texts.append(f"{time}{markup.begin}{markup.token * item.num_tokens}{markup.end}")
-        items.append(item)
-    return ProcessedImage(tuple(items), markup.separator.join(texts))
+    groups = [slice(first, first + config.group) for first in range(0, len(frames), config.group)]
+    times = _times(config, video, len(groups))
+    items = [_item(list(map(np.asarray, frames[own])), time, config) for own, time in zip(groups, times, strict=True)]
+    text = _text([item.num_tokens for item in items], [seconds[own] for own in groups], config.markup)
+    return ProcessedImage(tuple(items), text)
+
+
+def _text(counts: Sequence[int], seconds: Sequence[Sequence[float]], markup: VideoMarkup) -> str:
+    """Return the text of a video. counts: tokens of each group; seconds: times of its frames."""
+    if markup.time == "none":
+        return f"{markup.begin}{markup.token * sum(counts)}{markup.end}"
+    return markup.separator.join(
+        f"{_time((own[0] + own[-1]) / 2, markup)}{markup.begin}{markup.token * count}{markup.end}"
+        for count, own in zip(counts, seconds, strict=True)
+    )
+
+
+def _times(config: VideoProcessorConfig, video: Video, count: int) -> list[int | None]:
+    """Return `EncoderItem.time` of each of `count` groups. A group stands for its share of the video's seconds."""
+    if config.times is None:
+        return [None] * count
+    per_second = config.times.per_second
+    each = 1.0 if per_second is None else per_second * config.group * video.length / len(video.frames)
+    return [None, *(int(number * np.float32(each)) for number in range(1, count))]
 
 
 def _time(seconds: float, markup: VideoMarkup) -> str:
@@ -97,13 +129,26 @@ def _time(seconds: float, markup: VideoMarkup) -> str:
 def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfig, max_patches: int) -> tuple[int, int]:
     """Return height and width of each frame in pixels."""
     sizes, factor = config.sizes, config.patch_size * config.merge
-    if isinstance(sizes, BudgetSizes):
-        return budget_size(height, width, config.patch_size, config.merge, min(sizes.max_patches, max_patches))
-    most = sizes.max_pixels
+    own = max_patches * config.patch_size**2
+    match sizes:
+        case BudgetSizes(budget):
+            return budget_size(height, width, config.patch_size, config.merge, min(budget, max_patches))
+        case FrameArea(least, most, total):
+            share = most if total is None else max(min(most, total // count), int(least * 1.05))
+            bound = min(share, own)
+            return bounded_size(height, width, factor, AreaSizes(min(least, bound), bound))
+        case VideoArea():
+            return _joint_size(height, width, count, sizes, config, own)
+
+
+def _joint_size(
+    height: int, width: int, count: int, sizes: VideoArea, config: VideoProcessorConfig, own: int
+) -> tuple[int, int]:
+    """Return height and width of each of `count` frames whose areas have a joint bound. own: pixels that the engine can encode."""
+    factor, most = config.patch_size * config.merge, sizes.max_pixels
     if sizes.most_frame_tokens is not None:
         share = min(sizes.most_frame_tokens * factor**2, sizes.max_pixels // count)
         most = max(share, int(sizes.min_pixels * 1.05)) * count
-    own = max_patches * config.patch_size**2
     most = min(most, count * own)
     compared = max(round(count / config.group), 1) * config.group
     area = AreaSizes(min(sizes.min_pixels, most), most, count, enlargement="both", compared_frames=compared)
@@ -113,11 +158,13 @@ def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfi
     return bounded_size(height, width, factor, AreaSizes(1, own, enlargement="both"))  # frames that were rounded away
 
 
-def _item(frames: list[np.ndarray], config: VideoProcessorConfig) -> EncoderItem:
+def _item(frames: list[np.ndarray], time: int | None, config: VideoProcessorConfig) -> EncoderItem:
     """Return a group of frames: of a patch channels, then frames, then rows, then columns."""
     cut = [cut_patches(frame, config.patch_size, config.merge) for frame in frames]
     channels = frames[0].shape[-1]
     patches = np.stack([patches.reshape(len(patches), channels, -1) for patches, _ in cut], axis=2)
     grid = tuple(side // config.patch_size for side in frames[0].shape[:2])
-    num_tokens = len(patches) // config.merge**2
-    return EncoderItem(patches.reshape(len(patches), -1), cut[0][1], (grid[0], grid[1]), num_tokens)
+    flat, positions = patches.reshape(len(patches), -1), cut[0][1]
+    if config.window is not None:
+        flat, positions = by_window(flat, positions, config.window, config.merge**2)
+    return EncoderItem(flat, positions, (grid[0], grid[1]), len(patches) // config.merge**2, time=time)
