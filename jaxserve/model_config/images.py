@@ -304,8 +304,28 @@ class FrameSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class TimedSampling:
+    """The frames that are shown a number of times in each second; of a longer video as many, at even distances (GLM-4.1V)."""
+
+    fps: float
+    max_seconds: int
+    """Seconds of the longest video of which each second is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSampling:
+    """The longer a video is, the fewer frames of each second are taken (GLM-4.6V)."""
+
+    rates: tuple[tuple[float, float], ...]
+    """Seconds of a video, the fewest first, and the groups of frames that are taken of each second of videos up to this length."""
+    group: int
+    """Frames of a group."""
+    max_frames: int
+
+
+@dataclass(frozen=True, slots=True)
 class VideoArea:
-    """Both sides of frames are rounded to whole blocks, and the area of all frames is kept between two bounds (Qwen3-VL)."""
+    """Both sides of frames are rounded to whole blocks, and the area of all frames is kept between two bounds (Qwen3-VL, GLM-4.1V)."""
 
     min_pixels: int
     """Least pixels of all frames together."""
@@ -332,15 +352,16 @@ class VideoMarkup:
     placeholder: str
     """Text that chat templates write for a video."""
     begin: str
-    """Text before the tokens of a group of frames, after its time, or before those of the video."""
+    """Text before the tokens of a group of frames, after a time that precedes them, or before those of the video."""
     token: str
     """Text of the token that stands for one embedding."""
     end: str
     """Text after the tokens of a group of frames, or of the video."""
     separator: str
     """Text between two groups of frames."""
-    time: Literal["seconds", "clock", "none"]
-    """seconds: `<1.5 seconds>`; clock: `00:01 `; none: groups have neither a time nor marks of their own, see `TimePositions`."""
+    time: Literal["seconds", "clock", "none", "second_after", "seconds_after"]
+    """Before a group: seconds: `<1.5 seconds>`; clock: `00:01 `. After it: second_after: `1`; seconds_after: `1.5 seconds`. none: groups have
+    neither a time nor marks of their own, see `TimePositions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +376,7 @@ class TimePositions:
 class VideoProcessorConfig:
     """Preprocessing of videos that become groups of a few frames."""
 
-    sampling: FrameSampling
+    sampling: FrameSampling | TimedSampling | DynamicSampling
     sizes: VideoArea | FrameArea | BudgetSizes
     patch_size: int
     """Pixels of a patch's side."""

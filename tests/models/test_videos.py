@@ -18,10 +18,11 @@ from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.frontend.images.decode import ImageError
+from jaxserve.frontend.images.frame_choice import chosen_frames
 from jaxserve.frontend.images.positions import ImageSpan, image_spans, mrope_positions
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage
 from jaxserve.frontend.images.video import Video, VideoReader, decode_video
-from jaxserve.frontend.images.video_items import chosen_frames, load_video_preparer, process_video, video_reader
+from jaxserve.frontend.images.video_items import load_video_preparer, process_video, video_reader
 from jaxserve.model_config.images import FrameArea, TimePositions, VideoProcessorConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.images.encoder import block_tokens
@@ -35,6 +36,8 @@ pytest.importorskip("av")
 
 MAX_PIXELS = 1 << 20
 MAX_PATCHES = 1024
+FURTHER = ("qwen2_5_vl_odd_tiny", "glm4v_tiny")
+"""Checkpoints whose preprocessing and tower another one has as well."""
 
 
 @cache
@@ -43,7 +46,10 @@ def golden_of(name: str) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-@pytest.fixture(scope="module", params=VIDEOS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.exhaustive if name in FURTHER else ()) for name in VIDEOS],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_videos(tmp_path_factory.mktemp("videos"), request.param)
 
@@ -81,7 +87,8 @@ def test_prompts_have_the_times_and_tokens_with_which_the_model_was_trained(mode
     )
     assert ids == golden["ids"].tolist()
     beginning = {"clock": "00:00 ", "seconds": "<0.3 seconds>", "none": "<|vision_start|>"}
-    assert video.text.startswith(beginning[markup.time])
+    assert video.text.startswith(beginning.get(markup.time, "<|begin_of_image|>"))
+    assert video.text.endswith({"second_after": ">3", "seconds_after": ">3.3 seconds"}.get(markup.time, markup.end))
     assert PROMPT.count("{}") == 1
 
 
@@ -165,6 +172,37 @@ def test_pairs_of_frames_are_taken_as_qwen2_vl_does(
         changes = changes | {"fps": None}
     config = config_of(with_videos(tmp_path, "qwen2_5_vl_tiny", **changes))
     assert chosen_frames(count, rate, config.sampling).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "count", "rate", "number", "first", "total"),
+    [
+        ("Glm4v", {}, 1, 30.0, 2, [0, 0], 0),
+        ("Glm4v", {}, 50, 25.0, 4, [0, 13, 25, 38], 76),
+        ("Glm4v", {}, 61, 7.5, 16, [0, 4, 8, 12, 15, 19], 456),
+        ("Glm4v", {}, 700, 2.0, 600, [0, 2, 3, 4, 5, 6], 210_298),  # longer than 300 s
+        ("Glm4v", {"fps": 1.0, "max_duration": 8}, 240, 24.0, 8, [0, 35, 69, 103, 138, 172], 962),
+        ("Glm46V", {}, 50, 25.0, 12, [0, 5, 9, 13, 17, 21], 280),
+        ("Glm46V", {}, 61, 7.5, 48, [0, 2, 3, 4, 5, 7], 1432),
+        ("Glm46V", {}, 700, 2.0, 350, [0, 2, 4, 6, 8, 10], 122_150),  # longer than 300 s
+        ("Glm46V", {}, 5000, 2.0, 640, [0, 7, 15, 23, 31, 39], 1_599_361),  # longer than 2400 s
+        ("Glm46V", {}, 1, 30.0, 2, [0, 0], 0),  # transformers takes none
+    ],
+)
+def test_frames_of_glm_are_those_of_its_processors(
+    kind: str,
+    changes: dict[str, Any],
+    count: int,
+    rate: float,
+    number: int,
+    first: list[int],
+    total: int,
+    tmp_path: Path,
+) -> None:
+    kinds = {"video_processor_type": f"{kind}VideoProcessor"}
+    config = config_of(with_videos(tmp_path, "glm4v_tiny", **kinds, **changes))
+    found = chosen_frames(count, rate, config.sampling)
+    assert (len(found), found[:6].tolist(), found.sum()) == (number, first, total)
 
 
 def test_qwen2_5_vl_as_published_has_the_preprocessing_of_its_images(tmp_path: Path) -> None:

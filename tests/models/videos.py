@@ -24,6 +24,8 @@ VIDEOS: Final = (
     "qwen2_vl_tiny",
     "qwen2_5_vl_tiny",
     "qwen2_5_vl_odd_tiny",
+    "glm4v_tiny",
+    "glm4v_moe_odd_tiny",
 )
 """Tiny checkpoints of tests/models/data/vision with a golden of a video in tests/models/data/video."""
 RATE: Final = 3.0
@@ -45,6 +47,8 @@ PLAIN: Final[dict[str, Any]] = PROCESSOR | {
     "max_video_tokens": 40,
 }
 """The preprocessing of Qwen2-VL and Qwen2.5-VL. The bound of all frames is below that of each frame times their number."""
+GLM: Final[dict[str, Any]] = PROCESSOR | {"video_processor_type": "Glm4vVideoProcessor"}
+"""The preprocessing of GLM-4.1V; that of GLM-4.6V, with experts here, takes other frames and writes other times."""
 GEMMA: Final[dict[str, Any]] = {"video_processor_type": "Gemma4VideoProcessor", "num_frames": 2, "max_soft_tokens": 70}
 QWEN: Final = "<|vision_start|><|video_pad|><|vision_end|>"
 PROMPT: Final = "<|im_start|>user\nSee {} here<|im_end|>\n<|im_start|>assistant\n"
@@ -55,13 +59,16 @@ def preprocessing(name: str) -> dict[str, Any]:
     vision = json.loads((DATA / "vision" / name / "config.json").read_text())["vision_config"]
     if name.startswith("gemma"):
         return GEMMA | {"patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"]}
+    if name.startswith("glm4v"):
+        dynamic = {"video_processor_type": "Glm46VVideoProcessor"} if "moe" in name else {}
+        return GLM | dynamic | {"patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"]}
     own = PLAIN if name.startswith(("qwen2_vl", "qwen2_5_vl")) else PROCESSOR
     return own | {"patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"]}
 
 
 def with_videos(folder: Path, name: str, **changes: Any) -> Path:
     """Return a copy of a tiny checkpoint in `folder` that also reads videos. changes: of its preprocessing of videos."""
-    made, placeholder = folder / name, "<|video|>" if name.startswith("gemma") else QWEN
+    made, placeholder = folder / name, "<|video|>" if name.startswith(("gemma", "glm")) else QWEN
     shutil.copytree(DATA / "vision" / name, made)
     values = preprocessing(name) | changes
     if name.startswith("gemma"):  # where Gemma 4 has it

@@ -32,7 +32,7 @@ def main() -> None:
         values = dict(preprocessing(name))
         kind = values.pop("video_processor_type")
         processor = getattr(transformers, kind)(**values)
-        metadata = VideoMetadata(total_num_frames=len(FRAMES), fps=RATE)
+        metadata = VideoMetadata(total_num_frames=len(FRAMES), fps=RATE, duration=len(FRAMES) / RATE)
         made = processor(videos=[frames], video_metadata=[metadata], return_tensors="pt", return_metadata=True)
         tokens = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
         own = getattr(transformers, kind.replace("Video", "")).__new__(getattr(transformers, kind.replace("Video", "")))
@@ -40,13 +40,16 @@ def main() -> None:
         names = {"boi_token": "<|image>", "eoi_token": "<image|>", "video_token": "<|video|>"}
         if kind.startswith("Qwen"):
             names = {"vision_start_token": QWEN[:16], "vision_end_token": QWEN[-14:], "video_token": QWEN[16:-14]}
+        elif kind.startswith("Glm"):
+            names = {"image_token": "<|image|>"}
         vars(own).update(names)
         text = own.replace_video_token(made, 0)
         if kind == "Qwen2VLVideoProcessor":
             text = QWEN[:16] + text + QWEN[-14:]
             go_on_after_videos(model, model.config.video_token_id)
         ids = torch.tensor([tokens.encode(PROMPT.format(text), add_special_tokens=False)])
-        kinds = torch.where(ids == model.config.video_token_id, 2, 0)
+        token_id = model.config.image_token_id if kind.startswith("Glm") else model.config.video_token_id
+        kinds = torch.where(ids == token_id, 2, 0)
         pixels = made["pixel_values_videos"].float()
         given = {
             "input_ids": ids,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +18,10 @@ from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Table, token_text
 from jaxserve.checkpoint.preprocessing.whole import CLIP_DEVIATIONS, CLIP_MEANS, window_side
 from jaxserve.model_config.images import (
     BudgetSizes,
+    DynamicSampling,
     FrameArea,
     FrameSampling,
+    TimedSampling,
     TimePositions,
     VideoArea,
     VideoMarkup,
@@ -32,6 +35,11 @@ _SIZE: Final = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
 """Pixels of all frames, the fewest and the most, if a checkpoint of Qwen3-VL does not say (transformers' defaults)."""
 _FRAME_SIZE: Final = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
 """Pixels of a frame, the fewest and the most, if a checkpoint of Qwen2-VL does not say (transformers' defaults, and the authors')."""
+_GLM_SIZE: Final = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30_000}
+"""Pixels of all frames, the fewest and the most, if a checkpoint of GLM-4.1V does not say (transformers' defaults)."""
+_GLM_RATES: Final = DynamicSampling(((30, 3.0), (300, 1.0), (2400, 0.5)), 2, 640)
+"""Frames of GLM-4.6V, which no file says."""
+_GLM_PLAIN, _GLM_DYNAMIC = "Glm4vVideoProcessor", "Glm46VVideoProcessor"
 _USED_SHARE: Final = 0.9
 """Share of `max_video_tokens` that videos of Qwen2-VL fill."""
 _PLAIN: Final = "Qwen2VLVideoProcessor"
@@ -131,6 +139,34 @@ def _frames(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProce
     )
 
 
+def _glm(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
+    """Read the preprocessing of GLM-4.1V to GLM-4.6V (arXiv 2507.01006). Frames have the token of images."""
+    size, is_dynamic = table.table("size", dict(_GLM_SIZE)), table.get("video_processor_type", None) == _GLM_DYNAMIC
+    token = token_text(tokens, "image_token", "<|image|>")
+    group = table.integer("temporal_patch_size", 2, 16)
+    timed = TimedSampling(table.number("fps", 2.0), table.integer("max_duration", 300, 1 << 20))
+    return VideoProcessorConfig(
+        sampling=replace(_GLM_RATES, group=group) if is_dynamic else timed,
+        sizes=VideoArea(
+            size.integer("shortest_edge", None, _MAX_AREA), size.integer("longest_edge", None, _MAX_AREA), None
+        ),
+        patch_size=table.integer("patch_size", 14, MAX_SIDE),
+        merge=table.integer("merge_size", 2, 64),
+        group=group,
+        markup=VideoMarkup(
+            token_text(tokens, "video_token", "<|video|>"),
+            "<|begin_of_image|>",
+            token,
+            "<|end_of_image|>",
+            "",
+            "seconds_after" if is_dynamic else "second_after",
+        ),
+        resampling=read_resampling(table, "bicubic"),
+        normalization=read_normalization(table, CLIP_MEANS, CLIP_DEVIATIONS),
+        token_id=model.integer("image_token_id", None, 1 << 22),
+    )
+
+
 def _budgets(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
     """Read the preprocessing of Gemma 4, whose frames are images of a smaller budget."""
     merge = table.integer("pooling_kernel_size", 3, 64)
@@ -172,6 +208,7 @@ _READERS: Final[Mapping[tuple[Any, Any], Callable[[Table, Table, Mapping[str, An
     ("Qwen3VLVideoProcessor", "qwen3_vl_moe"): _areas,
     ("Qwen3VLVideoProcessor", "qwen3_5"): _areas,
     ("Qwen3VLVideoProcessor", "qwen3_5_moe"): _areas,
+    **{(kind, model): _glm for kind in (_GLM_PLAIN, _GLM_DYNAMIC) for model in ("glm4v", "glm4v_moe", "glm46v")},
     (_PLAIN, "qwen2_vl"): _frames,
     (_PLAIN, "qwen2_5_vl"): _frames,
     ("Gemma4VideoProcessor", "gemma4"): _budgets,

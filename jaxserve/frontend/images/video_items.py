@@ -15,6 +15,7 @@ from PIL import Image
 from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
+from jaxserve.frontend.images.frame_choice import chosen_frames
 from jaxserve.frontend.images.prepared import prepared_item
 from jaxserve.frontend.images.processor import (
     EncoderItem,
@@ -31,7 +32,6 @@ from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
     FrameArea,
-    FrameSampling,
     VideoArea,
     VideoMarkup,
     VideoProcessorConfig,
@@ -73,18 +73,6 @@ def video_reader(config: VideoProcessorConfig, max_patches: int) -> VideoReader:
     return VideoReader(lambda count, rate: chosen_frames(count, rate, config.sampling), reduce)
 
 
-def chosen_frames(count: int, rate: float, sampling: FrameSampling) -> np.ndarray:
-    """Return the numbers of the frames that the model sees, int64 (frames,), of `count`, `rate` in a second."""
-    wanted = sampling.num_frames
-    if wanted is None:
-        wanted = min(max(int(count / rate * sampling.fps), sampling.min_frames), sampling.max_frames)
-    wanted = min(wanted, count)
-    wanted = max(wanted - wanted % sampling.multiple, 1)
-    if sampling.has_last:
-        return np.linspace(0, count - 1, wanted).round().astype(np.int64)
-    return np.arange(wanted, dtype=np.int64) * count // wanted
-
-
 def process_video(video: Video, config: VideoProcessorConfig) -> ProcessedImage:
     """Cut a video, whose frames have their final size, into groups of frames, which the tower encodes one by one.
 
@@ -105,10 +93,11 @@ def _text(counts: Sequence[int], seconds: Sequence[Sequence[float]], markup: Vid
     """Return the text of a video. counts: tokens of each group; seconds: times of its frames."""
     if markup.time == "none":
         return f"{markup.begin}{markup.token * sum(counts)}{markup.end}"
-    return markup.separator.join(
-        f"{_time((own[0] + own[-1]) / 2, markup)}{markup.begin}{markup.token * count}{markup.end}"
-        for count, own in zip(counts, seconds, strict=True)
-    )
+    texts = []
+    for count, own in zip(counts, seconds, strict=True):
+        before, after = _time(own, markup)
+        texts.append(f"{before}{markup.begin}{markup.token * count}{markup.end}{after}")
+    return markup.separator.join(texts)
 
 
 def _times(config: VideoProcessorConfig, video: Video, count: int) -> list[int | None]:
@@ -120,10 +109,17 @@ def _times(config: VideoProcessorConfig, video: Video, count: int) -> list[int |
     return [None, *(int(number * np.float32(each)) for number in range(1, count))]
 
 
-def _time(seconds: float, markup: VideoMarkup) -> str:
-    if markup.time == "clock":
-        return f"{int(seconds // 60):02d}:{int(seconds % 60):02d} "
-    return f"<{seconds:.1f} seconds>"
+def _time(seconds: Sequence[float], markup: VideoMarkup) -> tuple[str, str]:
+    """Return the texts before and after a group of frames. seconds: their times."""
+    middle = (seconds[0] + seconds[-1]) / 2
+    match markup.time:
+        case "clock":
+            return f"{int(middle // 60):02d}:{int(middle % 60):02d} ", ""
+        case "second_after":
+            return "", str(int(seconds[0]))
+        case "seconds_after":
+            return "", f"{seconds[0]:.1f} seconds"
+    return f"<{middle:.1f} seconds>", ""
 
 
 def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfig, max_patches: int) -> tuple[int, int]:
