@@ -301,6 +301,8 @@ class FrameSampling:
     """True if the last frame of a video is among them."""
     multiple: int = 1
     """The number of frames is a multiple of this one, unless the video has fewer."""
+    is_centered: bool = False
+    """True if frames are those in the middle of equal parts of the video, False if those at the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +348,14 @@ class FrameArea:
 
 
 @dataclass(frozen=True, slots=True)
+class SquareFrames:
+    """Frames become squares of one size, whatever their proportions (InternVL)."""
+
+    side: int
+    """Pixels."""
+
+
+@dataclass(frozen=True, slots=True)
 class VideoMarkup:
     """Texts of a prompt that stand for videos. They are control tokens of the tokenizer, but for times."""
 
@@ -359,9 +369,9 @@ class VideoMarkup:
     """Text after the tokens of a group of frames, or of the video."""
     separator: str
     """Text between two groups of frames."""
-    time: Literal["seconds", "clock", "none", "second_after", "seconds_after"]
-    """Before a group: seconds: `<1.5 seconds>`; clock: `00:01 `. After it: second_after: `1`; seconds_after: `1.5 seconds`. none: groups have
-    neither a time nor marks of their own, see `TimePositions`."""
+    time: Literal["seconds", "clock", "number", "none", "second_after", "seconds_after"]
+    """Before a group: seconds: `<1.5 seconds>`; clock: `00:01 `; number: `Frame1: `. After it: second_after: `1`; seconds_after: `1.5 seconds`.
+    none: groups have neither a time nor marks of their own, see `TimePositions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +387,7 @@ class VideoProcessorConfig:
     """Preprocessing of videos that become groups of a few frames."""
 
     sampling: FrameSampling | TimedSampling | DynamicSampling
-    sizes: VideoArea | FrameArea | BudgetSizes
+    sizes: VideoArea | FrameArea | SquareFrames | BudgetSizes
     patch_size: int
     """Pixels of a patch's side."""
     merge: int
@@ -391,5 +401,7 @@ class VideoProcessorConfig:
     """Token that stands for one embedding in a prompt."""
     window: int | None = None
     """See `ImageProcessorConfig.window`."""
+    has_class_token: bool = False
+    """See `ImageProcessorConfig.has_class_token`."""
     times: TimePositions | None = None
     """Rotary positions of groups; None: each group has a place of its own, as an image has."""

@@ -22,7 +22,10 @@ from tests.models.videos import FRAMES, video_file, with_videos
 pytest.importorskip("av")
 pytestmark = [pytest.mark.slow]
 
-NAMES = ["qwen3_vl_tiny", pytest.param("qwen2_5_vl_tiny", marks=pytest.mark.exhaustive)]
+NAMES = [
+    "qwen3_vl_tiny",
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("qwen2_5_vl_tiny", "internvl_tiny")),
+]
 OPTIONS: Any = {
     "model": "tiny",
     "temperature": 0,

@@ -36,7 +36,7 @@ pytest.importorskip("av")
 
 MAX_PIXELS = 1 << 20
 MAX_PATCHES = 1024
-FURTHER = ("qwen2_5_vl_odd_tiny", "glm4v_tiny")
+FURTHER = ("qwen2_5_vl_odd_tiny", "glm4v_tiny", "internvl_tiny")
 """Checkpoints whose preprocessing and tower another one has as well."""
 
 
@@ -87,6 +87,7 @@ def test_prompts_have_the_times_and_tokens_with_which_the_model_was_trained(mode
     )
     assert ids == golden["ids"].tolist()
     beginning = {"clock": "00:00 ", "seconds": "<0.3 seconds>", "none": "<|vision_start|>"}
+    beginning |= {"number": "Frame1: <img>"}
     assert video.text.startswith(beginning.get(markup.time, "<|begin_of_image|>"))
     assert video.text.endswith({"second_after": ">3", "seconds_after": ">3.3 seconds"}.get(markup.time, markup.end))
     assert PROMPT.count("{}") == 1
@@ -107,14 +108,14 @@ def test_positions_of_frames_are_those_of_transformers(model: Path) -> None:
 @pytest.mark.slow
 def test_features_logits_and_greedy_tokens_equal_transformers(model: Path) -> None:
     golden, video = golden_of(model.name), processed(model)
-    ends = np.cumsum([len(item.patches) for item in video.items])[:-1]
+    ends = np.cumsum([(item.positions[:, 1] >= 0).sum() for item in video.items])[:-1]
     items = [
         replace(item, patches=as_read(pixels, item))
         for item, pixels in zip(video.items, np.split(golden["pixels"], ends), strict=True)
     ]
     computed = VisionModel(model)
     assert computed.vision.has_videos
-    padding = 4 * computed.vision.block
+    padding = len(items[0].patches) if computed.vision.has_class_token else 4 * computed.vision.block
     rows = computed.encode(items, sum(len(item.patches) for item in items) + padding)
     np.testing.assert_allclose(np.concatenate(rows), golden["features"], atol=1e-4, rtol=0)
     logits, found = computed.run(golden["ids"], items, rows, len(golden["outputs"]))
@@ -124,15 +125,20 @@ def test_features_logits_and_greedy_tokens_equal_transformers(model: Path) -> No
 
 def by_token(item: EncoderItem) -> np.ndarray:
     """Return the patches of an item block by block in the order of its tokens."""
-    block = len(item.patches) // item.num_tokens
-    order = np.argsort(block_tokens(item.positions, block))
-    return item.patches.reshape(item.num_tokens, block, -1)[order].reshape(item.patches.shape)
+    is_patch = item.positions[:, 1] >= 0  # without a class token
+    found, positions = item.patches[is_patch], item.positions[is_patch]
+    block = len(found) // item.num_tokens
+    order = np.argsort(block_tokens(positions, block))
+    return found.reshape(item.num_tokens, block, -1)[order].reshape(found.shape)
 
 
 def as_read(patches: np.ndarray, item: EncoderItem) -> np.ndarray:
     """Return patches, of `by_token`, in the order in which the tower reads those of an item."""
-    block = len(patches) // item.num_tokens
-    return patches.reshape(item.num_tokens, block, -1)[block_tokens(item.positions, block)].reshape(patches.shape)
+    is_patch, block = item.positions[:, 1] >= 0, len(patches) // item.num_tokens
+    order = block_tokens(item.positions[is_patch], block)
+    found = np.zeros(item.patches.shape, patches.dtype)
+    found[is_patch] = patches.reshape(item.num_tokens, block, -1)[order].reshape(patches.shape)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -172,6 +178,22 @@ def test_pairs_of_frames_are_taken_as_qwen2_vl_does(
         changes = changes | {"fps": None}
     config = config_of(with_videos(tmp_path, "qwen2_5_vl_tiny", **changes))
     assert chosen_frames(count, rate, config.sampling).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "expected"),
+    [
+        (1, {}, [0]),
+        (11, {"num_frames": 4}, [1, 4, 6, 9]),
+        (100, {"num_frames": None}, [6, 18, 31, 43, 56, 68, 81, 93]),
+        (30, {"num_frames": None, "fps": 1.0}, [5, 15, 25]),  # ten frames a second
+    ],
+)
+def test_internvl_takes_the_middle_of_equal_parts(
+    count: int, changes: dict[str, Any], expected: list[int], tmp_path: Path
+) -> None:
+    config = config_of(with_videos(tmp_path, "internvl_tiny", **changes))
+    assert chosen_frames(count, 10.0, config.sampling).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ VIDEOS: Final = (
     "qwen2_5_vl_odd_tiny",
     "glm4v_tiny",
     "glm4v_moe_odd_tiny",
+    "internvl_tiny",
+    "internvl_odd_tiny",
 )
 """Tiny checkpoints of tests/models/data/vision with a golden of a video in tests/models/data/video."""
 RATE: Final = 3.0
@@ -49,6 +51,13 @@ PLAIN: Final[dict[str, Any]] = PROCESSOR | {
 """The preprocessing of Qwen2-VL and Qwen2.5-VL. The bound of all frames is below that of each frame times their number."""
 GLM: Final[dict[str, Any]] = PROCESSOR | {"video_processor_type": "Glm4vVideoProcessor"}
 """The preprocessing of GLM-4.1V; that of GLM-4.6V, with experts here, takes other frames and writes other times."""
+INTERNVL: Final[dict[str, Any]] = {
+    "video_processor_type": "InternVLVideoProcessor",
+    "num_frames": 4,
+    "do_sample_frames": True,
+    "image_mean": [0.5, 0.4, 0.5],
+    "image_std": [0.5, 0.5, 0.25],
+}
 GEMMA: Final[dict[str, Any]] = {"video_processor_type": "Gemma4VideoProcessor", "num_frames": 2, "max_soft_tokens": 70}
 QWEN: Final = "<|vision_start|><|video_pad|><|vision_end|>"
 PROMPT: Final = "<|im_start|>user\nSee {} here<|im_end|>\n<|im_start|>assistant\n"
@@ -59,6 +68,9 @@ def preprocessing(name: str) -> dict[str, Any]:
     vision = json.loads((DATA / "vision" / name / "config.json").read_text())["vision_config"]
     if name.startswith("gemma"):
         return GEMMA | {"patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"]}
+    if name.startswith("internvl"):
+        images = json.loads((DATA / "vision" / name / "preprocessor_config.json").read_text())
+        return INTERNVL | {"size": images["size"]}
     if name.startswith("glm4v"):
         dynamic = {"video_processor_type": "Glm46VVideoProcessor"} if "moe" in name else {}
         return GLM | dynamic | {"patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"]}
@@ -68,7 +80,8 @@ def preprocessing(name: str) -> dict[str, Any]:
 
 def with_videos(folder: Path, name: str, **changes: Any) -> Path:
     """Return a copy of a tiny checkpoint in `folder` that also reads videos. changes: of its preprocessing of videos."""
-    made, placeholder = folder / name, "<|video|>" if name.startswith(("gemma", "glm")) else QWEN
+    placeholders = {"gemma": "<|video|>", "glm4v": "<|video|>", "inter": "<video>"}
+    made, placeholder = folder / name, placeholders.get(name[:5], QWEN)
     shutil.copytree(DATA / "vision" / name, made)
     values = preprocessing(name) | changes
     if name.startswith("gemma"):  # where Gemma 4 has it

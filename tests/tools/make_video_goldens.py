@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from make_vision_goldens import DATA, NUM_LOGITS, greedy, in_blocks, load
+from make_vision_goldens import DATA, NUM_LOGITS, greedy, in_blocks, in_lines, load
 from transformers.video_utils import VideoMetadata
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -42,21 +42,25 @@ def main() -> None:
             names = {"vision_start_token": QWEN[:16], "vision_end_token": QWEN[-14:], "video_token": QWEN[16:-14]}
         elif kind.startswith("Glm"):
             names = {"image_token": "<|image|>"}
+        elif kind.startswith("Intern"):
+            names = {"image_token": "<IMG_CONTEXT>", "start_image_token": "<img>", "end_image_token": "</img>"}
+            names["image_seq_length"] = model.config.image_seq_length
         vars(own).update(names)
         text = own.replace_video_token(made, 0)
         if kind == "Qwen2VLVideoProcessor":
             text = QWEN[:16] + text + QWEN[-14:]
             go_on_after_videos(model, model.config.video_token_id)
         ids = torch.tensor([tokens.encode(PROMPT.format(text), add_special_tokens=False)])
-        token_id = model.config.image_token_id if kind.startswith("Glm") else model.config.video_token_id
+        is_image = kind.startswith(("Glm", "Intern"))
+        token_id = model.config.image_token_id if is_image else model.config.video_token_id
         kinds = torch.where(ids == token_id, 2, 0)
         pixels = made["pixel_values_videos"].float()
-        given = {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "mm_token_type_ids": kinds,
-            "pixel_values_videos": pixels,
-        }
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if kind.startswith("Intern"):  # frames are images
+            pixels = pixels[0]
+            given["pixel_values"] = pixels
+        else:
+            given |= {"mm_token_type_ids": kinds, "pixel_values_videos": pixels}
         parts = {
             key: made[key] for key in ("video_grid_thw", "video_position_ids", "num_frames_per_video") if key in made
         }
@@ -65,8 +69,10 @@ def main() -> None:
             rate = made["video_metadata"][0].sampled_fps
             timed["second_per_grid_ts"] = torch.tensor([values["temporal_patch_size"] / rate])
         with torch.no_grad():
-            seen = model.model.get_video_features(pixels, *parts.values(), return_dict=True)
+            read = model.model.get_image_features if "pixel_values" in given else model.model.get_video_features
+            seen = read(pixels, *parts.values(), return_dict=True)
             features = seen.pooler_output
+            features = features.flatten(0, -2) if "pixel_values" in given else features
             features = torch.cat(list(features)) if isinstance(features, list | tuple) else features
             deep = [torch.cat(list(level)) for level in getattr(seen, "deepstack_features", None) or []]
             logits = model(**given, **timed).logits[0, -NUM_LOGITS:]
@@ -85,6 +91,13 @@ def main() -> None:
             )
             arrays |= {"positions": positions[:, 0].numpy().astype(np.int32), "delta": np.int32(delta.item())}
             arrays["pixels"] = eight_bits(pixels.reshape(len(pixels), 3, -1).double() * deviations + means)
+        elif "pixel_values" in given:
+            means, deviations = (
+                torch.tensor(values[key]).double()[:, None, None] for key in ("image_mean", "image_std")
+            )
+            merge, (size, _) = round(1 / model.config.downsample_ratio), model.config.vision_config.patch_size
+            shades = [in_lines(frame.double() * deviations + means, size, merge) for frame in pixels]
+            arrays["pixels"] = eight_bits(torch.cat(shades))
         else:
             places = made["video_position_ids"]
             cut = [

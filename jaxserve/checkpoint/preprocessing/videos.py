@@ -15,12 +15,14 @@ from typing import Any, Final
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.image_processor import read_normalization, read_resampling
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Table, token_text
+from jaxserve.checkpoint.preprocessing.tiles import grid
 from jaxserve.checkpoint.preprocessing.whole import CLIP_DEVIATIONS, CLIP_MEANS, window_side
 from jaxserve.model_config.images import (
     BudgetSizes,
     DynamicSampling,
     FrameArea,
     FrameSampling,
+    SquareFrames,
     TimedSampling,
     TimePositions,
     VideoArea,
@@ -40,6 +42,8 @@ _GLM_SIZE: Final = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30
 _GLM_RATES: Final = DynamicSampling(((30, 3.0), (300, 1.0), (2400, 0.5)), 2, 640)
 """Frames of GLM-4.6V, which no file says."""
 _GLM_PLAIN, _GLM_DYNAMIC = "Glm4vVideoProcessor", "Glm46VVideoProcessor"
+_INTERNVL_FRAMES: Final = 8
+"""Frames that InternVL takes if nobody says how many (the authors' examples)."""
 _USED_SHARE: Final = 0.9
 """Share of `max_video_tokens` that videos of Qwen2-VL fill."""
 _PLAIN: Final = "Qwen2VLVideoProcessor"
@@ -72,10 +76,8 @@ def read_video_processor(directory: Path) -> VideoProcessorConfig | None:
         return None
     tokens = directory / "tokenizer_config.json"
     table = Table(path, {key: value for key, value in values.items() if value is not None})
-    always = (
-        ("do_resize",) if reader is _frames else ("do_resize", "do_sample_frames")
-    )  # false is what Qwen2-VL's files say unasked
-    for key in always:
+    leaves_sampling = reader in (_frames, _squares)  # to its caller, unless a file says how
+    for key in ("do_resize",) if leaves_sampling else ("do_resize", "do_sample_frames"):
         if not table.flag(key, default=True):
             raise table.error(key, "true")
     return reader(table, model, read_object(tokens) if tokens.is_file() else {})
@@ -167,6 +169,24 @@ def _glm(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcesso
     )
 
 
+def _squares(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
+    """Read the preprocessing of InternVL (arXiv 2504.10479), whose frames are tiles of images."""
+    tile = grid(table, model, tokens)
+    markup, video = tile.markup, token_text(tokens, "video_token", "<video>")
+    return VideoProcessorConfig(
+        sampling=_sampling(table, None, has_last=False, number=_INTERNVL_FRAMES, is_centered=True),
+        sizes=SquareFrames(table.table("size", {"height": 384}).integer("height", None, MAX_SIDE)),
+        patch_size=tile.patch_size,
+        merge=tile.merge,
+        group=1,
+        markup=VideoMarkup(video, markup.begin, markup.token, markup.end, "\n", "number"),
+        resampling=read_resampling(table, "bicubic"),
+        normalization=read_normalization(table, CLIP_MEANS, CLIP_DEVIATIONS),
+        token_id=model.integer("image_token_id", None, 1 << 22),
+        has_class_token=tile.has_class_token,
+    )
+
+
 def _budgets(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
     """Read the preprocessing of Gemma 4, whose frames are images of a smaller budget."""
     merge = table.integer("pooling_kernel_size", 3, 64)
@@ -185,14 +205,22 @@ def _budgets(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProc
     )
 
 
-def _sampling(table: Table, fps: float | None, *, has_last: bool, multiple: int = 1) -> FrameSampling:
-    """Read which frames are taken. fps: the default; None: a number of frames is taken, 32 by default."""
+def _sampling(
+    table: Table,
+    fps: float | None,
+    *,
+    has_last: bool,
+    multiple: int = 1,
+    number: int = 32,
+    is_centered: bool = False,
+) -> FrameSampling:
+    """Read which frames are taken. fps: the default; None: by default `number` frames are taken."""
     has_least = has_last or multiple > 1  # of Qwen's models
     is_counted = "num_frames" in table.values
     if is_counted and "fps" in table.values:
         raise table.error("num_frames", "nothing beside fps")
     is_counted |= fps is None and "fps" not in table.values
-    counted = table.integer("num_frames", 32, _MAX_FRAMES)
+    counted = table.integer("num_frames", number, _MAX_FRAMES)
     return FrameSampling(
         num_frames=max(round(counted / multiple), 1) * multiple if is_counted else None,
         fps=table.number("fps", fps or 1.0),
@@ -200,6 +228,7 @@ def _sampling(table: Table, fps: float | None, *, has_last: bool, multiple: int 
         max_frames=table.integer("max_frames", 768 if has_least else _MAX_FRAMES, _MAX_FRAMES),
         has_last=has_last,
         multiple=multiple,
+        is_centered=is_centered,
     )
 
 
@@ -211,6 +240,7 @@ _READERS: Final[Mapping[tuple[Any, Any], Callable[[Table, Table, Mapping[str, An
     **{(kind, model): _glm for kind in (_GLM_PLAIN, _GLM_DYNAMIC) for model in ("glm4v", "glm4v_moe", "glm46v")},
     (_PLAIN, "qwen2_vl"): _frames,
     (_PLAIN, "qwen2_5_vl"): _frames,
+    ("InternVLVideoProcessor", "internvl"): _squares,
     ("Gemma4VideoProcessor", "gemma4"): _budgets,
 }
 """By `video_processor_type` and `model_type`: prompts of models that share a processor may differ."""

@@ -28,7 +28,10 @@ def _at_even_distances(count: int, rate: float, sampling: FrameSampling) -> np.n
     wanted = max(wanted - wanted % sampling.multiple, 1)
     if sampling.has_last:
         return np.linspace(0, count - 1, wanted).round().astype(np.int64)
-    return np.arange(wanted, dtype=np.int64) * count // wanted
+    parts = np.arange(wanted, dtype=np.int64)
+    if sampling.is_centered:
+        return (2 * parts + 1) * count // (2 * wanted)
+    return parts * count // wanted
 
 
 def _at_times(count: int, rate: float, sampling: TimedSampling) -> np.ndarray:

@@ -345,8 +345,13 @@ def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
         patches, positions = by_window(patches, positions, config.window, merge**2)
     line = width // merge if config.markup.line_break else 0
     if config.has_class_token:
-        patches, positions = np.pad(patches, ((1, 0), (0, 0))), np.concatenate([_CLASS_PLACE, positions])
+        patches, positions = with_class_token(patches, positions)
     return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2, line)
+
+
+def with_class_token(patches: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return patches and positions after the place of a class token."""
+    return np.pad(patches, ((1, 0), (0, 0))), np.concatenate([_CLASS_PLACE, positions])
 
 
 def by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:

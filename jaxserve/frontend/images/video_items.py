@@ -24,6 +24,7 @@ from jaxserve.frontend.images.processor import (
     budget_size,
     by_window,
     cut_patches,
+    with_class_token,
 )
 from jaxserve.frontend.images.protocol import PreparedImage
 from jaxserve.frontend.images.resize import resize
@@ -32,6 +33,7 @@ from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
     FrameArea,
+    SquareFrames,
     VideoArea,
     VideoMarkup,
     VideoProcessorConfig,
@@ -63,7 +65,7 @@ def video_reader(config: VideoProcessorConfig, max_patches: int) -> VideoReader:
             height, width = _frame_size(image.height, image.width, count, config, max_patches)
         except RequestError as error:
             raise ImageError(error.message.rstrip(".")) from None
-        patches = height * width // config.patch_size**2
+        patches = height * width // config.patch_size**2 + config.has_class_token
         if patches > max_patches:
             raise ImageError(
                 f"a frame has {patches} patches, at most {max_patches} can be encoded (--max-image-patches)"
@@ -94,8 +96,8 @@ def _text(counts: Sequence[int], seconds: Sequence[Sequence[float]], markup: Vid
     if markup.time == "none":
         return f"{markup.begin}{markup.token * sum(counts)}{markup.end}"
     texts = []
-    for count, own in zip(counts, seconds, strict=True):
-        before, after = _time(own, markup)
+    for index, (count, own) in enumerate(zip(counts, seconds, strict=True)):
+        before, after = _time(index, own, markup)
         texts.append(f"{before}{markup.begin}{markup.token * count}{markup.end}{after}")
     return markup.separator.join(texts)
 
@@ -109,12 +111,14 @@ def _times(config: VideoProcessorConfig, video: Video, count: int) -> list[int |
     return [None, *(int(number * np.float32(each)) for number in range(1, count))]
 
 
-def _time(seconds: Sequence[float], markup: VideoMarkup) -> tuple[str, str]:
+def _time(index: int, seconds: Sequence[float], markup: VideoMarkup) -> tuple[str, str]:
     """Return the texts before and after a group of frames. seconds: their times."""
     middle = (seconds[0] + seconds[-1]) / 2
     match markup.time:
         case "clock":
             return f"{int(middle // 60):02d}:{int(middle % 60):02d} ", ""
+        case "number":
+            return f"Frame{index + 1}: ", ""
         case "second_after":
             return "", str(int(seconds[0]))
         case "seconds_after":
@@ -133,6 +137,8 @@ def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfi
             share = most if total is None else max(min(most, total // count), int(least * 1.05))
             bound = min(share, own)
             return bounded_size(height, width, factor, AreaSizes(min(least, bound), bound))
+        case SquareFrames(side):
+            return side, side
         case VideoArea():
             return _joint_size(height, width, count, sizes, config, own)
 
@@ -163,4 +169,6 @@ def _item(frames: list[np.ndarray], time: int | None, config: VideoProcessorConf
     flat, positions = patches.reshape(len(patches), -1), cut[0][1]
     if config.window is not None:
         flat, positions = by_window(flat, positions, config.window, config.merge**2)
+    if config.has_class_token:
+        flat, positions = with_class_token(flat, positions)
     return EncoderItem(flat, positions, (grid[0], grid[1]), len(patches) // config.merge**2, time=time)
