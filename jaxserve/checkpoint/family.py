@@ -10,7 +10,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.checkpoint.qkv import QKVRows
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 
 StackedExperts = Literal["interleaved", "halves", "halves_by_inputs", "halves_of_either_order", "rows_by_width"]

@@ -14,7 +14,7 @@ from jaxserve.checkpoint.gguf.mmproj import open_mmproj
 from jaxserve.checkpoint.preprocessing import covering, joined, sliced, tiles, whole
 from jaxserve.checkpoint.preprocessing.table import Geometry, Table
 from jaxserve.checkpoint.renamed import without_speech
-from jaxserve.model_config.images import ImageProcessorConfig, Resampling
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig, Resampling
 from jaxserve.model_config.vision import Normalization
 
 _RESAMPLING: Final[tuple[Resampling, ...]] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")

@@ -117,7 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "forkserver",
         "structured.protocol",
         "routing",
-        "model_config.images",  # sizes and markup of images
+        "model_config.preprocessing",  # sizes and markup of images and videos
         "checkpoint.image_processor",
         "checkpoint.preprocessing.videos",
         "checkpoint.source",  # the path of an image encoder

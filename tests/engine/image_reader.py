@@ -17,7 +17,7 @@ from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.prompt import prompt_images
 from jaxserve.frontend.images.protocol import PreparedImage
 from jaxserve.ipc.messages import AddRequest
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import DATA
 from tests.models.pictures import picture

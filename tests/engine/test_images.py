@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxserve.config import ImagesConfig
-from jaxserve.model_config.images import FixedSize, PanAndScan
+from jaxserve.model_config.preprocessing.images import FixedSize, PanAndScan
 from tests.engine.image_reader import IN_ENGINES, ORDER, Reader, limits
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.crops import CHOSEN, CROPPED_SIZES

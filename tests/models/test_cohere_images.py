@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.tiles import grid_size
-from jaxserve.model_config.images import GridTiles
+from jaxserve.model_config.preprocessing.images import GridTiles
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
 from tests.models.vision_files import changed, processor_of, vision_of

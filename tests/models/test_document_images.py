@@ -17,7 +17,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.processor import bounded_size
 from jaxserve.frontend.images.tiles import grid_size, page_grid
 from jaxserve.layers.policy import plain as plain_policy
-from jaxserve.model_config.images import AreaSizes, DensePages, GridTiles, MarkedTiles
+from jaxserve.model_config.preprocessing.images import AreaSizes, DensePages, GridTiles, MarkedTiles
 from jaxserve.models.registry import decoder_of, open_model, read_decoder, read_mtp_layer, with_vision
 from jaxserve.models.skeleton import make_predictor_skeleton, make_skeleton
 from jaxserve.quant.tensor import as_floats

@@ -12,7 +12,7 @@ from PIL import Image
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _nearest_blocks, process_image
-from jaxserve.model_config.images import NearestBlocks
+from jaxserve.model_config.preprocessing.images import NearestBlocks
 from jaxserve.models.registry import decoder_of, open_model
 from tests.models.goldens import DATA
 from tests.models.vision_files import changed, processor_of

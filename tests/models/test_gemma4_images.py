@@ -14,7 +14,7 @@ from jaxserve.config import Config, ImagesConfig, ModelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import budget_size, process_image
-from jaxserve.model_config.images import BudgetSizes
+from jaxserve.model_config.preprocessing.images import BudgetSizes
 from jaxserve.models.registry import open_model, read_decoder
 from jaxserve.runner.images.encoder import image_settings, image_shape
 from jaxserve.runner.images.served import with_served_images

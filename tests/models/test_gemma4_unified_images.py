@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import ImagesConfig
-from jaxserve.model_config.images import BudgetSizes
+from jaxserve.model_config.preprocessing.images import BudgetSizes
 from jaxserve.models.registry import open_model
 from jaxserve.runner.images.encoder import encoder_bytes, image_shape
 from jaxserve.runner.images.parts import divide

@@ -13,7 +13,7 @@ import pytest
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import bounded_size
-from jaxserve.model_config.images import AreaSizes
+from jaxserve.model_config.preprocessing.images import AreaSizes
 from jaxserve.models.registry import read_decoder
 from tests.models.goldens import DATA
 from tests.models.vision_files import changed, processor_of, vision_of

@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.processor import process_image
-from jaxserve.model_config.images import GridTiles, ImageProcessorConfig, LimitedSides
+from jaxserve.model_config.preprocessing.images import GridTiles, ImageProcessorConfig, LimitedSides
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
 from tests.models.vision_files import processor_of

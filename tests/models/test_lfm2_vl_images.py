@@ -12,7 +12,7 @@ import pytest
 from jaxserve.checkpoint.preprocessing.tiles import FIRST_LFM2_VL
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import process_image
-from jaxserve.model_config.images import AreaSizes, TiledAreas
+from jaxserve.model_config.preprocessing.images import AreaSizes, TiledAreas
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
 from tests.models.vision_files import changed, processor_of, vision_of

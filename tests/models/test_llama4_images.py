@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.tiles import canvas_grid
-from jaxserve.model_config.images import CanvasTiles
+from jaxserve.model_config.preprocessing.images import CanvasTiles
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
 from tests.models.pictures import picture

@@ -12,7 +12,7 @@ from PIL import Image
 from jaxserve.frontend.images.joined import joined_sources
 from jaxserve.frontend.images.prepared import prepared_item, with_bounded_area
 from jaxserve.frontend.images.processor import process_image
-from jaxserve.model_config.images import JoinedTiles
+from jaxserve.model_config.preprocessing.images import JoinedTiles
 from jaxserve.runner.images.encoder import placed_sources
 from tests.models.goldens import DATA
 from tests.models.pictures import picture

@@ -17,7 +17,7 @@ from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import BudgetSizes, GridTiles
+from jaxserve.model_config.preprocessing.images import BudgetSizes, GridTiles
 from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_vision
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.tokenizer.tokenizer import load_tokenizer

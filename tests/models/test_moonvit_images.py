@@ -18,7 +18,7 @@ from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _reduced_size, process_image
-from jaxserve.model_config.images import PaddedSizes
+from jaxserve.model_config.preprocessing.images import PaddedSizes
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
 from tests.models.vision_files import processor_of, vision_of

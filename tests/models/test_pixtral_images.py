@@ -13,7 +13,7 @@ from PIL import Image
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _limited_size, process_image
-from jaxserve.model_config.images import LimitedSides
+from jaxserve.model_config.preprocessing.images import LimitedSides
 from tests.models.goldens import DATA
 from tests.models.vision_files import changed, processor_of, vision_of
 

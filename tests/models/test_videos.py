@@ -18,12 +18,12 @@ from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.frontend.images.decode import ImageError
-from jaxserve.frontend.images.frame_choice import chosen_frames
 from jaxserve.frontend.images.positions import ImageSpan, image_spans, mrope_positions
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage
-from jaxserve.frontend.images.video import Video, VideoReader, decode_video
-from jaxserve.frontend.images.video_items import load_video_preparer, process_video, video_reader
-from jaxserve.model_config.images import FrameArea, TimePositions, VideoProcessorConfig
+from jaxserve.frontend.images.videos.decode import Video, VideoReader, decode_video
+from jaxserve.frontend.images.videos.frames import chosen_frames
+from jaxserve.frontend.images.videos.items import load_video_preparer, process_video, video_reader
+from jaxserve.model_config.preprocessing.videos import FrameArea, TimePositions, VideoProcessorConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.images.encoder import block_tokens
 from jaxserve.runner.images.served import with_served_images

@@ -16,7 +16,7 @@ from jaxserve_kernels.native.build import BuildError, build
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, _crops, process_image
-from jaxserve.model_config.images import FixedSize, ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import FixedSize, ImageProcessorConfig
 from jaxserve.runner.images.encoder import block_tokens
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.crops import CHOSEN, CROPPED_SIZES, PAN_AND_SCAN, TEXT

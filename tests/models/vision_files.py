@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.checkpoint.image_processor import read_image_processor
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.registry import open_model, read_decoder, with_vision
 

@@ -24,7 +24,7 @@ from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import rotation
 from jaxserve.layers.segment_attention import Texts
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
 from jaxserve.model_config.vision import most_embeddings
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.registry import decoder_of, open_model

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table
-from jaxserve.model_config.images import CoveringTiles, GridTiles, ImageMarkup
+from jaxserve.model_config.preprocessing.images import CoveringTiles, GridTiles, ImageMarkup
 
 _MAX_TILES: Final = 64
 _MARKS: Final = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
 from jaxserve.checkpoint.preprocessing.whole import CLIP_MEANS, has_class_token
-from jaxserve.model_config.images import ImageMarkup, JoinedTiles
+from jaxserve.model_config.preprocessing.images import ImageMarkup, JoinedTiles
 
 ASPECT: Final = "vision_aspect_ratio"
 _PINPOINTS: Final = "image_grid_pinpoints"

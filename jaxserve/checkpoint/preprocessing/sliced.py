@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
-from jaxserve.model_config.images import ImageMarkup, SlicedAreas
+from jaxserve.model_config.preprocessing.images import ImageMarkup, SlicedAreas
 
 _MAX_SLICES: Final = 64
 _MERGE: Final = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.model_config.images import ImageMarkup, Sizes
+from jaxserve.model_config.preprocessing.images import ImageMarkup, Sizes
 
 MAX_SIDE: Final = 1 << 14
 

@@ -17,8 +17,8 @@ from jaxserve.checkpoint.image_processor import read_normalization, read_resampl
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Table, token_text
 from jaxserve.checkpoint.preprocessing.tiles import grid
 from jaxserve.checkpoint.preprocessing.whole import CLIP_DEVIATIONS, CLIP_MEANS, window_side
-from jaxserve.model_config.images import (
-    BudgetSizes,
+from jaxserve.model_config.preprocessing.images import BudgetSizes
+from jaxserve.model_config.preprocessing.videos import (
     DynamicSampling,
     FrameArea,
     FrameSampling,
@@ -43,7 +43,7 @@ _GLM_RATES: Final = DynamicSampling(((30, 3.0), (300, 1.0), (2400, 0.5)), 2, 640
 """Frames of GLM-4.6V, which no file says."""
 _GLM_PLAIN, _GLM_DYNAMIC = "Glm4vVideoProcessor", "Glm46VVideoProcessor"
 _INTERNVL_FRAMES: Final = 8
-"""Frames that InternVL takes if nobody says how many (the authors' examples)."""
+"""Frames that InternVL takes unless a file says how many (the authors' examples)."""
 _USED_SHARE: Final = 0.9
 """Share of `max_video_tokens` that videos of Qwen2-VL fill."""
 _PLAIN: Final = "Qwen2VLVideoProcessor"
@@ -76,7 +76,7 @@ def read_video_processor(directory: Path) -> VideoProcessorConfig | None:
         return None
     tokens = directory / "tokenizer_config.json"
     table = Table(path, {key: value for key, value in values.items() if value is not None})
-    leaves_sampling = reader in (_frames, _squares)  # to its caller, unless a file says how
+    leaves_sampling = reader in (_frames, _squares)  # to the caller, unless a file says how
     for key in ("do_resize",) if leaves_sampling else ("do_resize", "do_sample_frames"):
         if not table.flag(key, default=True):
             raise table.error(key, "true")

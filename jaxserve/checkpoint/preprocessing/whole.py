@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
 from jaxserve.checkpoint.renamed import architecture
-from jaxserve.model_config.images import (
+from jaxserve.model_config.preprocessing.images import (
     AreaSizes,
     BudgetSizes,
     CentralSquare,

@@ -9,7 +9,7 @@ from PIL import Image
 
 from jaxserve.frontend.images.resize import resize
 from jaxserve.frontend.images.tiles import boxes, grid_size
-from jaxserve.model_config.images import CoveringTiles, ImageMarkup, Resampling
+from jaxserve.model_config.preprocessing.images import CoveringTiles, ImageMarkup, Resampling
 
 _LEAST_SHARE: Final = 0.9
 """Share of an image that the tiles of a grid show unreduced, above which the grid is large enough (transformers' constant)."""

@@ -16,7 +16,7 @@ from jaxserve.forkserver.serve import Service, serve
 from jaxserve.frontend.images.decode import ImageError, decode_image
 from jaxserve.frontend.images.prepared import load_preparer
 from jaxserve.frontend.images.protocol import DecodeJob, DecodeReply, DecodeSpec, PreparedImage
-from jaxserve.frontend.images.video_items import load_video_preparer
+from jaxserve.frontend.images.videos.items import load_video_preparer
 
 _NICENESS: Final = 5
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from jaxserve.frontend.images.resize import resize
-from jaxserve.model_config.images import JoinedTiles, Resampling
+from jaxserve.model_config.preprocessing.images import JoinedTiles, Resampling
 
 _LEAST_RATIO = 1.1
 """Ratio of the sides of a grid of embeddings to those of the largest one, up to which it is not stretched (transformers' constant)."""

@@ -23,7 +23,8 @@ from jaxserve.frontend.images.protocol import MODULE, DecodeJob, DecodeReply, De
 from jaxserve.frontend.images.source import ImageSource, is_data, read_data
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.transport import MAX_IMAGE_BYTES
-from jaxserve.model_config.images import ImageProcessorConfig, VideoProcessorConfig
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
+from jaxserve.model_config.preprocessing.videos import VideoProcessorConfig
 
 _MAX_JOBS: Final = 4
 """Largest number of images that are decoded at the same time."""

@@ -16,7 +16,7 @@ from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.processor import EncoderItem, process_image
 from jaxserve.frontend.images.protocol import PreparedImage, PreparedItem
-from jaxserve.model_config.images import (
+from jaxserve.model_config.preprocessing.images import (
     AreaSizes,
     BudgetSizes,
     ImageProcessorConfig,

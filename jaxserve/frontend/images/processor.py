@@ -17,10 +17,11 @@ from PIL import Image
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.covering import covering_marks, covering_sources, covering_tiles, mark_texts
 from jaxserve.frontend.images.joined import joined_sources, joined_tiles
+from jaxserve.frontend.images.patches import by_inner_window, by_window, cut_patches, with_class_token
 from jaxserve.frontend.images.resize import resize
 from jaxserve.frontend.images.sliced import sliced_text, slices
 from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, marked_tiles, square_tiles
-from jaxserve.model_config.images import (
+from jaxserve.model_config.preprocessing.images import (
     AreaSizes,
     BudgetSizes,
     CanvasTiles,
@@ -47,8 +48,6 @@ _MAX_RATIO: Final = 200
 """Largest ratio of the sides of an image whose area is bounded (transformers' constant)."""
 _MAX_PADDED_SIDE: Final = 10_000
 """Pixels of a side of a square that an image is padded to: 300 MB."""
-
-_CLASS_PLACE: Final = np.array([[0, -1]], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,52 +321,18 @@ def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, 
     return [(0, start, width, end) for start, end in spans]
 
 
-def cut_patches(pixels: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut (height, width, 3) pixels into patches, block by block; rows and columns beyond the last whole patch are left out.
-
-    Return patches and positions as those of an `EncoderItem`.
-    """
-    height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
-    blocks = height // merge, merge, width // merge, merge
-    cut = pixels[: height * patch, : width * patch].reshape(blocks[0], merge, patch, blocks[2], merge, patch, -1)
-    patches = cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(height * width, -1)
-    rows, columns = np.indices((height, width), np.int32).reshape(2, *blocks).transpose(0, 1, 3, 2, 4).reshape(2, -1)
-    return patches, np.stack([rows, columns], axis=1)
-
-
 def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
     patch, merge = config.patch_size, config.merge
     height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
     patches, positions = cut_patches(pixels, patch, merge)
     if config.inner_merge > 1:
-        patches, positions = _by_inner_window(patches, positions, config.inner_merge, merge**2)
+        patches, positions = by_inner_window(patches, positions, config.inner_merge, merge**2)
     if config.window is not None:
         patches, positions = by_window(patches, positions, config.window, merge**2)
     line = width // merge if config.markup.line_break else 0
     if config.has_class_token:
         patches, positions = with_class_token(patches, positions)
     return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2, line)
-
-
-def with_class_token(patches: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return patches and positions after the place of a class token."""
-    return np.pad(patches, ((1, 0), (0, 0))), np.concatenate([_CLASS_PLACE, positions])
-
-
-def by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return patches and positions with the blocks of each window side by side. side: patches of a window's side."""
-    rows, columns = positions[::block].T // side
-    order = np.lexsort((columns, rows))
-    return tuple(each.reshape(len(order), block, -1)[order].reshape(each.shape) for each in (patches, positions))  # type: ignore[return-value]
-
-
-def _by_inner_window(
-    patches: np.ndarray, positions: np.ndarray, side: int, block: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return patches and positions with those of each window side by side within each block. side: patches of a window's side."""
-    rows, columns = positions[:block].T // side
-    order = np.lexsort((columns, rows))
-    return tuple(each.reshape(-1, block, each.shape[1])[:, order].reshape(each.shape) for each in (patches, positions))  # type: ignore[return-value]
 
 
 def _tokens(item: EncoderItem, markup: ImageMarkup) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 from PIL import Image
 
-from jaxserve.model_config.images import Resampling
+from jaxserve.model_config.preprocessing.images import Resampling
 
 _FILTERS: Final[dict[Resampling, Image.Resampling]] = {
     "nearest": Image.Resampling.NEAREST,

@@ -7,7 +7,7 @@ import math
 from PIL import Image
 
 from jaxserve.frontend.images.resize import resize
-from jaxserve.model_config.images import ImageMarkup, Resampling, SlicedAreas
+from jaxserve.model_config.preprocessing.images import ImageMarkup, Resampling, SlicedAreas
 
 
 def slices(

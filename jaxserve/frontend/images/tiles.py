@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from jaxserve.frontend.images.resize import resize
-from jaxserve.model_config.images import CanvasTiles, GridTiles, MarkedTiles, Resampling, TileSizes
+from jaxserve.model_config.preprocessing.images import CanvasTiles, GridTiles, MarkedTiles, Resampling, TileSizes
 
 _MAX_TILED_SIDE: Final = 4096
 """Longest side of an image that is cut into tiles, whatever its checkpoint says (transformers' constant)."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
 from jaxserve.model_config.vision import Connector, VisionConfig
 from jaxserve.models.families._common import MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys

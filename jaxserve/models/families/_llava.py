@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import ImageProcessorConfig, JoinedTiles
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig, JoinedTiles
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.families._common import read_activation
 from jaxserve.models.families._keys import Keys

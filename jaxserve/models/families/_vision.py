@@ -11,7 +11,7 @@ from jaxserve.checkpoint.family import ReadVision
 from jaxserve.checkpoint.renamed import MULTIMODAL, with_our_keys
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import (
+from jaxserve.model_config.preprocessing.images import (
     BudgetSizes,
     CentralSquare,
     FixedSize,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.families import cohere, cohere2
 from jaxserve.models.families._common import MAX_HEADS, MAX_WIDTH, num_layers, read_window, sliding_layers, with_sizes

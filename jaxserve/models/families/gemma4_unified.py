@@ -8,7 +8,7 @@ from typing import Any, Final
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import BudgetSizes, ImageProcessorConfig
+from jaxserve.model_config.preprocessing.images import BudgetSizes, ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.families import gemma4
 from jaxserve.models.families._common import MAX_WIDTH

@@ -13,7 +13,7 @@ from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import VideoProcessorConfig
+from jaxserve.model_config.preprocessing.videos import VideoProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.registry import text_model, with_vision
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from jaxserve.model_config.images import DynamicSampling, FrameSampling, TimedSampling
+from jaxserve.model_config.preprocessing.videos import DynamicSampling, FrameSampling, TimedSampling
 
 
 def chosen_frames(count: int, rate: float, sampling: FrameSampling | TimedSampling | DynamicSampling) -> np.ndarray:

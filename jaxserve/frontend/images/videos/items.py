@@ -15,23 +15,15 @@ from PIL import Image
 from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
-from jaxserve.frontend.images.frame_choice import chosen_frames
+from jaxserve.frontend.images.patches import by_window, cut_patches, with_class_token
 from jaxserve.frontend.images.prepared import prepared_item
-from jaxserve.frontend.images.processor import (
-    EncoderItem,
-    ProcessedImage,
-    bounded_size,
-    budget_size,
-    by_window,
-    cut_patches,
-    with_class_token,
-)
+from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, bounded_size, budget_size
 from jaxserve.frontend.images.protocol import PreparedImage
 from jaxserve.frontend.images.resize import resize
-from jaxserve.frontend.images.video import Video, VideoReader, decode_video
-from jaxserve.model_config.images import (
-    AreaSizes,
-    BudgetSizes,
+from jaxserve.frontend.images.videos.decode import Video, VideoReader, decode_video
+from jaxserve.frontend.images.videos.frames import chosen_frames
+from jaxserve.model_config.preprocessing.images import AreaSizes, BudgetSizes
+from jaxserve.model_config.preprocessing.videos import (
     FrameArea,
     SquareFrames,
     VideoArea,

@@ -1,0 +1,1 @@
+"""Videos as the models take them: frames, sizes and times."""
