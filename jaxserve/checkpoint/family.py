@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
+from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.qkv import QKVRows
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
@@ -56,6 +57,8 @@ class Family:
     """Ends of the names of tensors that are not read, such as causal masks, under the names that checkpoints have."""
     config_unused: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda config: ()
     """Return further ends of names of tensors that are not read, which depend on `config.json`."""
+    check_tensors: Callable[[Checkpoint], None] = lambda checkpoint: None
+    """Raise CheckpointError if a tensor that is not read contradicts the config; names are those that checkpoints have."""
     has_optional_corrections: bool = False
     """True if checkpoints without correction biases of routers have zeros instead of them (A.X-K1)."""
     stacked_experts: StackedExperts | None = None

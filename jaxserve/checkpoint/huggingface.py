@@ -19,7 +19,13 @@ from jaxserve.checkpoint.drafters.mtp import as_first_layer, mtp_config, only_mt
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import MODEL_OPTIMIZER, read_config, read_object
 from jaxserve.checkpoint.gguf.factors import check_not_multiplied
-from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors, with_transposed
+from jaxserve.checkpoint.parts import (
+    split_fused,
+    with_each_expert,
+    with_flat_vectors,
+    with_joined_tables,
+    with_transposed,
+)
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.renamed import (
     EMBEDDING,
@@ -185,6 +191,7 @@ def _with_family_names(checkpoint: Checkpoint, family: Family | None) -> Checkpo
         return checkpoint
     try:
         unused = (*family.unused_tensors, *family.config_unused(checkpoint.config))
+        family.check_tensors(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     named = with_our_names(
@@ -195,7 +202,7 @@ def _with_family_names(checkpoint: Checkpoint, family: Family | None) -> Checkpo
 
 def _with_single_matrices(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
     """Return the checkpoint with a tensor for each matrix of those that it stores together."""
-    named = with_flat_vectors(checkpoint)
+    named = with_joined_tables(with_flat_vectors(checkpoint))
     if family is None:
         return split_fused(named)
     if family.stacked_experts is not None:

@@ -1,13 +1,16 @@
 """Split matrices that a checkpoint stores together into one tensor each.
 
+Tables whose rows are stored in several tensors (Qwen4-Exp) become one each.
+
 Rows of fused QKV and gate-up matrices (Phi-3) are stacked, those of QKV also in groups (`QKVRows`). Some checkpoints stack the experts of a layer, see
 `StackedExperts`; quantised matrices of gpt-oss are outputs by inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -17,11 +20,13 @@ from jaxserve.checkpoint.family import Family, StackedExperts
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.qkv import QKV, QKVRows, Rows, num_rows
 from jaxserve.checkpoint.renamed import with_our_keys
-from jaxserve.quant.tensor import Tensor, TensorInfo
+from jaxserve.errors import CheckpointError
+from jaxserve.quant.tensor import Tensor, TensorInfo, as_floats
 
 _GATE_UP: Final = "gate_up_proj"
 _STACKED: Final = tuple(f".experts.{part}" for part in (_GATE_UP, "gate_proj", "up_proj", "down_proj"))
 _BIAS: Final = "_bias"
+_SHARD: Final = re.compile(r"(?P<table>.+)\.shard_(?P<number>\d+)\.weight")
 _VECTORS: Final = (".e_score_correction_bias", ".A_log", ".act_fn.beta", ".act_fn.eps")
 
 
@@ -68,6 +73,56 @@ def _qkv_parts(config: Mapping[str, Any], rows: QKVRows) -> Mapping[str, Rows]:
     kv_heads = kv_heads if isinstance(kv_heads, int) else heads
     head_dim = head_dim if isinstance(head_dim, int) else hidden // max(heads, 1)
     return rows.parts(heads * head_dim, kv_heads * head_dim, kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRows:
+    """Rows of a table that several tensors of a checkpoint store one after the other. Only the tensors with these rows are read."""
+
+    checkpoint: Checkpoint
+    shards: Sequence[TensorInfo]
+    rows: range
+
+    def __getitem__(self, index: slice) -> JoinedRows:
+        """Return some of the rows."""
+        return replace(self, rows=self.rows[index])
+
+    def columns(self, inputs: range, num_inputs: int) -> None:
+        """Return None: only rows are cut."""
+
+    def dequantize(self) -> np.ndarray:
+        """Return the rows in the type that they are stored in; in float32 if they are quantised."""
+        found, first = [], 0
+        for info in self.shards:
+            own = range(max(self.rows.start, first) - first, min(self.rows.stop - first, info.shape[0]))
+            if own:
+                found.append(as_floats(self.checkpoint.read(info.name))[own.start : own.stop])
+            first += info.shape[0]
+        return np.concatenate(found)
+
+
+def with_joined_tables(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with one tensor for each table that is stored in shards of its rows, numbered from 0."""
+    tensors, shards = dict(checkpoint.tensors), dict[str, dict[int, TensorInfo]]()
+    for name, info in checkpoint.tensors.items():
+        if (found := _SHARD.fullmatch(name)) is not None and len(info.shape) == 2:
+            shards.setdefault(f"{found['table']}.weight", {})[int(found["number"])] = tensors.pop(name)
+    if not shards:
+        return checkpoint
+    readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
+    for table, numbered in shards.items():
+        own = [numbered[number] for number in sorted(numbered)]
+        first = own[0]
+        if [*sorted(numbered)] != [*range(len(own))] or any(
+            (each.shape[1], each.stored_dtype) != (first.shape[1], first.stored_dtype) for each in own
+        ):
+            raise CheckpointError(
+                f"{first.file}: tensor {first.name!r}: shards numbered from 0, alike but for their rows, expected"
+            )
+        shape, size = (sum(each.shape[0] for each in own), first.shape[1]), sum(each.num_stored_bytes for each in own)
+        tensors[table] = replace(first, name=table, shape=shape, num_stored_bytes=size, is_quantized=False)
+        readers[table] = partial(JoinedRows, shards=own, rows=range(shape[0]))
+    return CheckpointView(checkpoint, tensors, readers)
 
 
 def with_transposed(checkpoint: Checkpoint, modules: Collection[str]) -> Checkpoint:

@@ -119,7 +119,7 @@ def _mixer_matmuls(decoder: DecoderConfig, layer: LayerConfig) -> list[str]:
             names += ["k_proj", "v_proj"] if layer.has_value_projection else ["k_proj"]
         if decoder.output_gate in ("apart", "heads"):
             names.append("gate_proj")
-        if layer.blocks is not None:
+        if layer.blocks is not None and not layer.blocks.is_pooled:
             names += ["indexer.q_proj", "indexer.k_proj"]
         found += [f"self_attn.{name}" for name in names]
     if layer.recurrent is not None:

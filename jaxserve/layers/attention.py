@@ -18,7 +18,7 @@ from jaxserve_kernels.rope import Rotation, rotate
 from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.block_indexer import BlockIndexer
+from jaxserve.layers.block_indexer import BlockIndexer, PooledIndexer, block_indexer
 from jaxserve.layers.cache import Cache, GroupStep, IndexPool, KVPool, StateSlots, with_group
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
@@ -51,7 +51,7 @@ class StepContext(NamedTuple):
     positions: Int[Array, "T"] | None = None
     """Position of each token, for models with learned embeddings of positions."""
     token_ids: Int[Array, "T"] | None = None
-    """The tokens, for routers that choose experts by them; None: there are no such routers."""
+    """The tokens, for routers that choose experts by them and for embeddings of several of them; None: there are none of both."""
     texts: Texts | None = None
     """Texts in which every token attends to all others, without a cache; None: tokens attend to those before them."""
 
@@ -126,7 +126,7 @@ class Attention(nnx.Module):
         self.scales_queries = scaling is not None and not (scaling.only_without_rope and layer.use_rope)
         self.q_norm = _head_norm(config, n, h, policy)
         self.k_norm = _head_norm(config, k, h, policy) if layer.kv_source is None else None
-        self.indexer = None if layer.blocks is None else BlockIndexer(config, layer.blocks, policy)
+        self.indexer = None if layer.blocks is None else block_indexer(config, layer.blocks, policy)
         self.value_eps = config.norm_eps if config.has_value_norm else None
         has_sinks = config.sinks == "all" or (config.sinks == "windows" and layer.sliding_window is not None)
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if has_sinks else None
@@ -209,7 +209,7 @@ class Attention(nnx.Module):
 
     def _attend_blocks(
         self,
-        indexer: BlockIndexer,
+        indexer: BlockIndexer | PooledIndexer,
         x: Float[Array, "T I"],
         projected: tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]],
         cache: Cache,
@@ -226,6 +226,9 @@ class Attention(nnx.Module):
         query, key, value = projected
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
+        paging = step.paging(paged)
+        keys, layer, num_pages = index_pool.keys, jnp.int32(index.index), paging.block_tables.shape[1]
+        operands = indexer.operands(x, step.tokens, rotation, keys, layer, num_pages)
         with jax.named_scope("block_sparse_attention"):
             attended, *pages, index_pages = block_sparse_attention.write_and_attend(
                 query,
@@ -233,10 +236,8 @@ class Attention(nnx.Module):
                 value,
                 *pool,
                 jnp.int32(paged.index),
-                step.paging(paged),
-                block_sparse_attention.IndexOperands(
-                    *indexer(x, step.tokens, rotation), index_pool.keys, jnp.int32(index.index)
-                ),
+                paging,
+                operands,
                 choice=indexer.choice,
                 scoring=self.scoring,
                 scales=self.kv_scales,

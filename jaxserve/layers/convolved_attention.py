@@ -47,7 +47,7 @@ class ConvolvedAttention(nnx.Module):
     ) -> tuple[Float[Array, "T D"], Cache]:
         place, qkv = places.paged, self.qkv
         assert place is not None, "attention has keys and values"
-        made, cache = mix(self.convolved_qkv, x, cache, places, step)
+        made, cache = mix(self.convolved_qkv, x, cache, places.state, step)
         pool = cache[place.group]
         assert isinstance(pool, KVPool), "a full or sliding group"
         heads = made.reshape(len(x), -1, qkv.head_dim)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.segments import Segments, cut_segments, decode_segments
 from jaxserve_kernels.states import PooledStates
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, GroupCache, PendingStates, StatePool, StateSlots, with_group
@@ -21,7 +21,7 @@ from jaxserve.layers.recurrent_mixers.gated_delta import GatedDeltaNet, KimiDelt
 from jaxserve.layers.recurrent_mixers.lightning import LightningAttention
 from jaxserve.layers.recurrent_mixers.mamba import Mamba
 from jaxserve.layers.recurrent_mixers.mamba2 import Mamba2
-from jaxserve.model_config.cache import CachePlace, LayerPlaces
+from jaxserve.model_config.cache import CachePlace
 from jaxserve.model_config.recurrent import (
     GatedDeltaConfig,
     KimiDeltaConfig,
@@ -57,11 +57,10 @@ def with_segments(step: StepContext, num_tokens: int) -> StepContext:
 
 
 def mix(
-    mixer: RecurrentMixer, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
+    mixer: RecurrentMixer, x: Num[Array, "T *D"], cache: Cache, place: CachePlace | None, step: StepContext
 ) -> tuple[Float[Array, "T O"], Cache]:
     """Apply a mixer to the states of the step's rows, and put the states after their last tokens into the cache, or what they
     depend on if the group has `PendingStates`."""
-    place = places.state
     assert place is not None, "a recurrent mixer has a state"
     group = cache[place.group]
     inputs, rest = mixer.project(x, step.tokens)

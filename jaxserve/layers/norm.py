@@ -18,9 +18,19 @@ from jaxserve.model_config.decoder import DecoderConfig, NormKind, NormWeights
 class RMSNorm(nnx.Module):
     """Normalise the last axis in float32, then scale: see `NormWeights`."""
 
-    def __init__(self, dim: int, eps: float, policy: DtypePolicy, weights: NormWeights = "plain") -> None:
-        self.weight = None if weights == "none" else parameter((dim,), (None,), policy.vectors)
-        self.eps = eps
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        policy: DtypePolicy,
+        weights: NormWeights = "plain",
+        *,
+        num_groups: int | None = None,
+    ) -> None:
+        """num_groups: length of the axis before the last, if each of its places has weights of its own."""
+        shape = ((num_groups or 1) * dim,)
+        self.weight = None if weights == "none" else parameter(shape, (None,), policy.vectors)
+        self.eps, self.num_groups = eps, num_groups
         self.weights = weights
         self.is_alike = policy.backend in NATIVE
 
@@ -28,11 +38,19 @@ class RMSNorm(nnx.Module):
         scaled = normalized(x, self.eps, is_alike=self.is_alike)
         if self.weight is None:
             return scaled.astype(x.dtype)
-        weight = self.weight[...]
         if self.weights == "plain":
-            return weight * scaled.astype(x.dtype)
-        weight = weight.astype(jnp.float32)
-        return (scaled * (weight + 1 if self.weights == "offset" else weight)).astype(x.dtype)
+            return self._by_group(self.weight[...]) * scaled.astype(x.dtype)
+        return (scaled * self.factors).astype(x.dtype)
+
+    @property
+    def factors(self) -> Float[Array, "*A D"]:
+        """The factors on normalised values, in float32."""
+        assert self.weight is not None, "a norm with weights"
+        weight = self._by_group(self.weight[...]).astype(jnp.float32)
+        return weight + 1 if self.weights == "offset" else weight
+
+    def _by_group(self, weight: Float[Array, "_"]) -> Float[Array, "*A D"]:
+        return weight if self.num_groups is None else weight.reshape(self.num_groups, -1)
 
 
 def normalized(x: Float[Array, "*rows D"], eps: float, *, is_alike: bool) -> Float[Array, "*rows D"]:

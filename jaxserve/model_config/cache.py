@@ -9,7 +9,7 @@
     state       arrays of fixed shape, in a slot per request               nothing
 
 A layer has at most one place in a group of keys and values or vectors, one in an index group and one in a state group: layers
-of Falcon-H1 have the first and the last. Layers with compressed blocks have a place in two further groups: one of the blocks' vectors,
+of Falcon-H1 have the first and the last. Layers with embeddings of several tokens have a place in two further state groups. Layers with compressed blocks have a place in two further groups: one of the blocks' vectors,
 and one of what the last tokens add to the next of them. A layer that reads the keys and values of another layer, or attends to the tokens that
 another layer's indexer has chosen, has that layer's place, and stores nothing there. A model without attention has a group
 without layers, with pages of one number for each token: prefixes are found by pages.
@@ -92,6 +92,10 @@ class LayerCache:
     """Numbers and scores that tokens add to the vectors of blocks."""
     blocks: CacheGroup | None = None
     """Vectors of blocks."""
+    last_tokens: CacheGroup | None = None
+    """Tokens before the next one, for embeddings of several tokens in a row."""
+    last_inputs: CacheGroup | None = None
+    """Last inputs of the convolution of such embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,10 @@ class LayerPlaces:
     """Numbers and scores that tokens add to the vectors of blocks."""
     blocks: CachePlace | None = None
     """Vectors of blocks."""
+    last_tokens: CachePlace | None = None
+    """Tokens before the next one, for embeddings of several tokens in a row."""
+    last_inputs: CachePlace | None = None
+    """Last inputs of the convolution of such embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,8 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
             layer.blocks,
             own_index,
             layer.state,
+            layer.last_tokens,
+            layer.last_inputs,
         ):
             if stored is not None:
                 owners.setdefault(stored, []).append(index)
@@ -183,6 +193,8 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
                 place(layer.index, index, layer.index_source),
                 place(layer.added, index),
                 place(layer.blocks, index),
+                place(layer.last_tokens, index),
+                place(layer.last_inputs, index),
             )
             for index, layer in enumerate(layers)
         ),

@@ -19,18 +19,17 @@ from jaxserve.model_config.hyper import HyperConfig
 from jaxserve.model_config.indexer import BlockIndexerConfig
 from jaxserve.model_config.latent import IndexerConfig, LatentConfig
 from jaxserve.model_config.predictor import EagleConfig, MTPConfig
-from jaxserve.model_config.recurrent import RecurrentConfig
+from jaxserve.model_config.recurrent import NgramConfig, RecurrentConfig
 from jaxserve.model_config.rope import QueryScaling, RopeScaling, RotaryPairs
 from jaxserve.model_config.vision import VisionConfig
 
-NormPlacement = Literal["pre", "pre_mlp", "entry", "post", "sandwich", "sandwich_mlp", "parallel", "parallel_apart"]
+NormPlacement = Literal[
+    "pre", "pre_mlp", "entry", "post", "sandwich", "sandwich_mlp", "parallel", "parallel_apart", "none"
+]
 """Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma).
 
-entry: as pre, and a block's output is added to its normalised input, see `LayerConfig.residual_scales` (MiniMax-01).
-pre_mlp: only the feed-forward block normalises its input (the first layer of ModernBERT).
-sandwich_mlp: as pre, and the feed-forward block normalises its output, too (A.X-K1's layers with experts).
-parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2).
-parallel_apart: the same, but each has a norm of its own (GPT-NeoX)."""
+entry: as pre, and a block's output is added to its normalised input, see `LayerConfig.residual_scales` (MiniMax-01). pre_mlp: only the feed-forward block normalises its input (the first layer of ModernBERT). sandwich_mlp: as pre, and the feed-forward block normalises its output, too (A.X-K1's layers with experts).
+parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2). parallel_apart: the same, but each has a norm of its own (GPT-NeoX). none: residual streams are normalised as blocks read them (Qwen4-Exp)."""
 NormKind = Literal["rms", "layer", "layer_with_bias"]
 """rms: RMSNorm; layer: LayerNorm without a bias (Cohere 2); layer_with_bias: LayerNorm (StableLM)."""
 NormWeights = Literal["plain", "wide", "offset", "none"]
@@ -89,6 +88,8 @@ class LayerConfig:
     """False: the values are the projected keys, before norm and rotation."""
     recurrent: RecurrentConfig | None = None
     """A mixer with a state of fixed size; None: there is none."""
+    ngram: NgramConfig | None = None
+    """Embeddings of several tokens in a row that a layer without attention adds to its input; None: there are none."""
     residual_scales: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     """Factors of "entry": on what the mixer's output is added to and on that output, then of the feed-forward block."""
     norm_placement: NormPlacement | None = None
@@ -246,7 +247,7 @@ class DecoderConfig:
         recurrent = layer.recurrent
         state = None if recurrent is None else CacheGroup("state", arrays=recurrent.arrays)
         if not layer.has_kv:
-            return LayerCache(None, state)
+            return LayerCache(None, state) if layer.ngram is None else layer.ngram.layer_cache(state)
         if self.compressed is not None:
             return self.compressed.layer_cache(layer.compression, splits_windows=splits_windows)
         if layer.latent_dim is not None and self.latent is not None:

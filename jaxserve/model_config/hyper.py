@@ -21,5 +21,8 @@ class HyperConfig:
     """Added to the shares (Hy4)."""
     num_sinkhorn_steps: int = 0
     """Steps that make the matrix which mixes the streams of a token doubly stochastic (DeepSeek-V4); 0: streams are not mixed (Hy4)."""
+    gate_rank: int | None = None
+    """Rank of the gates on each number of the streams, which are normalised before a block reads their mean (Qwen4-Exp); None: a block
+    reads a sum with one weight for each stream."""
     has_head: bool = True
     """False: the streams after the last layer are averaged, instead of weighted by a matmul of them (GLM-5.3)."""

@@ -1,6 +1,7 @@
 """Layers that keep a state of fixed size per request in place of keys and values, as data.
 
-They are tagged structs: a layer has one of seven kinds, and configs travel between processes as JSON.
+They are tagged structs: a layer has one of seven kinds, and configs travel between processes as JSON. Embeddings of several tokens in a
+row, which come to one of them, have a state, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from jaxserve.model_config.activation import Activation
-from jaxserve.model_config.cache import StateArray
+from jaxserve.model_config.cache import CacheGroup, LayerCache, StateArray
 
 
 class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
@@ -31,6 +32,8 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     """Factor on the rate of the delta rule, which is a sigmoid: with 2, eigenvalues of a token's transition may be negative."""
     norm_eps: float | None = None
     """Epsilon of the norm of each value head; None: that of the other norms."""
+    gate: Literal["silu", "sigmoid"] = "silu"
+    """Activation of the gate of each value head's output."""
 
     @property
     def part_channels(self) -> tuple[int, int, int]:
@@ -270,6 +273,54 @@ class ConvolvedQKVConfig(msgspec.Struct, frozen=True, tag="convolved_qkv"):
     def arrays(self) -> tuple[StateArray, ...]:
         """The window."""
         return _arrays(self)
+
+
+class NgramConfig(msgspec.Struct, frozen=True):
+    """Embeddings of the last tokens that a layer adds to every residual stream before its blocks (Qwen4-Exp).
+
+    Each of several heads has a part of one table. A hash of the last 2, 3, ... tokens says which of its rows a head looks up. Tokens
+    before an end token, or before the text, count as that end token.
+    """
+
+    multipliers: tuple[int, ...]
+    """Odd factors below 2^63 on a token and on each of those before it, the latest first; their number is that of the tokens."""
+    sizes: tuple[int, ...]
+    """Rows of each head, of which the first half hash two tokens if there are two lengths, and so on."""
+    num_rows: int
+    """Rows of the table, those of all heads and padding."""
+    dim: int
+    """Numbers that the heads give together."""
+    end_token: int
+    num_channels: int
+    """Width of all residual streams together."""
+    num_taps: int
+    """Inputs that the convolution of a channel sees; between two of them are `num_tokens` tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the longest sequence that is hashed."""
+        return len(self.multipliers)
+
+    @property
+    def heads_per_length(self) -> int:
+        """Heads for sequences of one length."""
+        return len(self.sizes) // (self.num_tokens - 1)
+
+    @property
+    def window(self) -> int:
+        """Inputs before a token that the convolution may see."""
+        return (self.num_taps - 1) * self.num_tokens
+
+    def layer_cache(self, state: CacheGroup | None) -> LayerCache:
+        """Return the storage of a layer without attention. state: that of its recurrent mixer.
+
+        The last tokens have a column for each distance, all alike, and are stored plus 1: a text begins with zeros.
+        """
+        kept = self.num_tokens - 1
+        tokens = StateArray("tokens", (kept, kept))
+        inputs = StateArray("inputs", (self.window, self.num_channels), "activations")
+        last_tokens, last_inputs = (CacheGroup("state", arrays=(array,)) for array in (tokens, inputs))
+        return LayerCache(None, state, last_tokens=last_tokens, last_inputs=last_inputs)
 
 
 RecurrentConfig = (

@@ -74,6 +74,7 @@ class Assistant(nnx.Module):
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             with jax.named_scope(f"layer_{index}"):
                 x, cache, _ = layer(x, cache, places, step)
+        assert self.model.norm is not None, "Gemma 4 has a last norm"
         made = self.model.norm(x)
         return made, self.post_projection(made, step.tokens), cache
 

@@ -30,6 +30,7 @@ from jaxserve.layers.norm import GatedNorm, make_norm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.recurrent import RecurrentMixer
+from jaxserve.layers.recurrent_mixers.ngram import NgramEmbeddings
 from jaxserve.layers.rope import LearnedFrequencies
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement, NormWeights
@@ -37,8 +38,8 @@ from jaxserve.model_config.recurrent import ConvolvedQKVConfig
 from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
 from jaxserve.models.embedding_head import DenseLayer, VectorHead
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
-from jaxserve.models.residual import HyperConnection, ResidualAffine, hyper_head
-from jaxserve.models.vision import VisionTower
+from jaxserve.models.residual import ResidualAffine, hyper_connection, hyper_head
+from jaxserve.models.vision import ImageTokens, VisionTower
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -54,36 +55,9 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
     "sandwich_mlp": ("input_layernorm", None, "post_attention_layernorm", "post_feedforward_layernorm"),
     "parallel": ("input_layernorm", None, None, None),
     "parallel_apart": ("input_layernorm", None, "post_attention_layernorm", None),
+    "none": (None, None, None, None),
 }
 """Checkpoint names of the norms before and after attention, then before and after the feed-forward block."""
-
-
-class ImageTokens(NamedTuple):
-    """Embeddings that replace those of image tokens. N rows of W numbers: see `VisionConfig.row_width`."""
-
-    embeddings: Float[Array, "N W"]
-    """An embedding of D numbers, then the deepstack features of D numbers each. They are not scaled by the decoder."""
-    rows: Int[Array, "T"]
-    """Row of each token's embedding; negative: the token's own."""
-
-    def replace(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """Return x with the embeddings of images in it."""
-        found = self.embeddings[jnp.maximum(self.rows, 0), : x.shape[1]]
-        return jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), x)
-
-    def per_layer_ids(self, token_ids: Int[Array, "T"], config: DecoderConfig) -> Int[Array, "T"]:
-        """Return the tokens whose embeddings of each layer the tokens have: see `VisionConfig.per_layer_token_id`."""
-        if config.vision is None or config.vision.per_layer_token_id is None:
-            return token_ids
-        return jnp.where(self.rows < 0, token_ids, config.vision.per_layer_token_id)
-
-    def add_deepstack(self, x: Float[Array, "T D"], layer: int) -> Float[Array, "T D"]:
-        """Return the output of decoder layer number `layer`, with the features that belong to it added."""
-        start = (1 + layer) * x.shape[1]
-        if start >= self.embeddings.shape[1]:
-            return x
-        found = self.embeddings[jnp.maximum(self.rows, 0), start : start + x.shape[1]]
-        return x + jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), 0)
 
 
 class Forward(NamedTuple):
@@ -138,8 +112,9 @@ class DecoderLayer(nnx.Module):
         )
         hyper = config.hyper
         self.attn_hc, self.ffn_hc = (
-            None if hyper is None else HyperConnection(config, hyper, policy) for _ in range(2)
+            None if hyper is None else hyper_connection(config, hyper, policy) for _ in range(2)
         )
+        self.ngram = None if layer.ngram is None else NgramEmbeddings(config, layer.ngram, policy)
         self.is_parallel, self.is_apart = placement == "parallel", placement == "parallel_apart"
         self.residual_scales = layer.residual_scales if placement == "entry" else None
 
@@ -156,6 +131,8 @@ class DecoderLayer(nnx.Module):
 
         x has the streams of `AltUpStreams` or of hyper-connections if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`. before: what the experts of the last layer with some gave.
         """
+        if self.ngram is not None:
+            x, cache = self.ngram(x, cache, places, step)
         if self.altup is None:
             x, cache, experts = self._blocks(x, cache, places, step, before)
             if self.per_layer is not None and own is not None:
@@ -215,7 +192,7 @@ class DecoderLayer(nnx.Module):
         """Return the output of attention, of the recurrent mixer, or the sum of both."""
         outputs = []
         if self.mixer is not None:
-            made, cache = mix(getattr(self, self.mixer), x, cache, places, step)
+            made, cache = mix(getattr(self, self.mixer), x, cache, places.state, step)
             outputs.append(made)
         if self.self_attn is not None:
             made, cache = self.self_attn(x, cache, places, step)
@@ -225,13 +202,16 @@ class DecoderLayer(nnx.Module):
     def _norm(self, name: str | None) -> Callable[[Array], Array]:
         return (lambda x: x) if name is None else getattr(self, name)
 
-    @property
-    def recurrent_mixer(self) -> RecurrentMixer | None:
-        """The mixer that the layer's recurrent state belongs to; None if it has none."""
+    def mixers(self, places: LayerPlaces) -> list[tuple[RecurrentMixer, CachePlace]]:
+        """Return the recurrent mixers of the layer, with the places of their states."""
+        found: list[tuple[RecurrentMixer | None, CachePlace | None]] = []
+        if self.ngram is not None:
+            found += [(self.ngram.last_tokens, places.last_tokens), (self.ngram.last_inputs, places.last_inputs)]
+        own: RecurrentMixer | None = None if self.mixer is None else getattr(self, self.mixer)
         if isinstance(self.self_attn, ConvolvedAttention):
-            mixer: RecurrentMixer = self.self_attn.convolved_qkv
-            return mixer
-        return None if self.mixer is None else getattr(self, self.mixer)
+            own = self.self_attn.convolved_qkv
+        found.append((own, places.state))
+        return [(mixer, place) for mixer, place in found if mixer is not None and place is not None]
 
 
 def _attention(
@@ -249,6 +229,11 @@ def _feed_forward(config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy
         width, sparsity, limit = layer.intermediate_size, layer.activation_sparsity, layer.mlp_limit
         return MLP(config, policy, width=width, sparsity=sparsity, limit=limit)
     return (DenseAndExperts if layer.experts.has_dense else Experts)(config, layer.experts, policy)
+
+
+def _reads_tokens(layer: LayerConfig) -> bool:
+    """Return True for a layer that reads the tokens besides their embeddings."""
+    return layer.ngram is not None or (layer.experts is not None and layer.experts.is_hashed)
 
 
 def scaled(x: Array, factor: float) -> Array:
@@ -282,7 +267,9 @@ class DecoderStack(nnx.Module):
         self.embed_positions = None if first is None else PositionEmbedding(config, first, policy)
         self.rotary_emb = LearnedFrequencies(config) if config.has_learned_frequencies else None
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
-        self.norm = make_norm(config, policy, weights=config.final_norm_weights)
+        # Gated streams are normalised as they are joined.
+        has_norm = config.hyper is None or config.hyper.gate_rank is None
+        self.norm = make_norm(config, policy, weights=config.final_norm_weights) if has_norm else None
         self.input_hidden_states_scale, self.input_hidden_states_bias = (
             parameter((config.hidden_size,), (None,), policy.vectors) if config.has_residual_affine else None
             for _ in range(2)
@@ -317,7 +304,7 @@ class Decoder(nnx.Module):
         self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext, images: ImageTokens | None = None
     ) -> Forward:
         """Return what `hidden` returns, and what else the layers give."""
-        if any(layer.experts is not None and layer.experts.is_hashed for layer in self.config.layers):
+        if any(_reads_tokens(layer) for layer in self.config.layers):
             step = step._replace(token_ids=token_ids)
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
@@ -349,7 +336,8 @@ class Decoder(nnx.Module):
         inputs.append(x)
         taps = self.config.tapped_layers
         tapped = jnp.concatenate([inputs[index] for index in taps], -1) if taps else None
-        hidden = self.model.norm(x if streams is None else streams.join(x, step.tokens))
+        x = x if streams is None else streams.join(x, step.tokens)
+        hidden = x if self.model.norm is None else self.model.norm(x)
         return Forward(hidden, without_chosen(cache), [each.experts for each in mixtures], tapped)
 
     def _entered(self, x: Float[Array, "T D"], step: StepContext) -> Float[Array, "T D"]:
@@ -378,9 +366,8 @@ class Decoder(nnx.Module):
         cache: from the step, with `PendingStates`, or without states; then it is what it was.
         """
         for layer, places in zip(self.model.layers, self.config.cache.places, strict=True):
-            if layer.recurrent_mixer is not None:
-                assert places.state is not None, "a recurrent mixer has a state"
-                cache = settle(layer.recurrent_mixer, cache, places.state, step, counts)
+            for mixer, place in layer.mixers(places):
+                cache = settle(mixer, cache, place, step, counts)
         return tuple(group.pool if isinstance(group, PendingStates) else group for group in cache)
 
     def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:

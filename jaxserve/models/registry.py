@@ -61,10 +61,6 @@ _ERNIE_VL: Final = (
 )
 _PHI4: Final = ("Phi3ForCausalLM", "matrices of low rank that are added for prompts with images only")
 _DOTS3: Final = ("DeepseekV32ForCausalLM", "latent attention with windows and a norm of the rotating key")
-_QWEN4: Final = (
-    "Qwen3_5MoeForCausalLM",
-    "embeddings of several tokens in a row, gated residual streams, and an indexer whose keys are means of several tokens",
-)
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Granite4VisionForConditionalGeneration": ("GraniteForCausalLM", f"{_JOINED_TILES}, and a Q-Former over windows"),
     "Idefics2ForConditionalGeneration": ("MistralForCausalLM", "a resampler of an image's features"),
@@ -97,8 +93,6 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "InternVLChatModel": ("Qwen2ForCausalLM", "tensors with transformers' names, as in checkpoints that end in -hf"),
     "Dots3NoteForCausalLM": _DOTS3,
     "Dots3NoteForConditionalGeneration": _DOTS3,
-    "Qwen4ExpForCausalLM": _QWEN4,
-    "Qwen4ExpForConditionalGeneration": _QWEN4,
     "Gemma4AssistantForCausalLM": _ASSISTANT,
     "Gemma4UnifiedAssistantForCausalLM": _ASSISTANT,
     "MuseSparkForConditionalGeneration": (

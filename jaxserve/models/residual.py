@@ -13,7 +13,7 @@ from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float
 
 from jaxserve.layers.linear import Matrix, Tokens
-from jaxserve.layers.norm import means
+from jaxserve.layers.norm import RMSNorm, means
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.routing import sums
@@ -105,6 +105,60 @@ class HyperConnection(HyperWeights):
         return found
 
 
+class GatedStreams(nnx.Module):
+    """The mean of all streams, each normalised with weights of its own and gated number by number (Qwen4-Exp).
+
+    The gates come from all normalised streams, by two matrices of a small rank that are never quantised.
+    """
+
+    def __init__(self, config: DecoderConfig, hyper: HyperConfig, rank: int, policy: DtypePolicy) -> None:
+        width, plain = hyper.num_streams * config.hidden_size, policy.unquantized
+        self.hc_norm = RMSNorm(
+            config.hidden_size, config.norm_eps, policy, config.norm_weights, num_groups=hyper.num_streams
+        )
+        self.input_mix_weight_down = Matrix(rank, width, (None, None), plain)
+        self.input_mix_weight_up = Matrix(width, rank, (None, None), plain)
+        self.num_streams = hyper.num_streams
+
+    def read(self, streams: Float[Array, "A T D"], tokens: Tokens) -> tuple[Float[Array, "T D"], Float[Array, "T AD"]]:
+        """Return the mean of the gated streams, and all of them normalised, side by side."""
+        normed = self.hc_norm(jnp.moveaxis(streams, 0, 1))  # (T, A, D)
+        flat, count = normed.reshape(len(normed), -1), self.num_streams
+        inner = self.input_mix_weight_down.multiply(flat, tokens.num_real, is_rounded=True) / count
+        gates = self.input_mix_weight_up.multiply(jax.nn.silu(inner), tokens.num_real)
+        gated = jax.nn.sigmoid(gates).reshape(normed.shape) * normed.astype(jnp.float32)
+        return (sums(gated, 1, is_alike=True)[:, 0] / count).astype(streams.dtype), flat
+
+
+class GatedConnection(GatedStreams):
+    """The gated residual of a block: what it reads of the streams, and how its output is added to them."""
+
+    def __init__(self, config: DecoderConfig, hyper: HyperConfig, rank: int, policy: DtypePolicy) -> None:
+        super().__init__(config, hyper, rank, policy)
+        count = hyper.num_streams
+        self.block_inject_weight = Matrix(count, count * config.hidden_size, (None, None), policy.unquantized)
+        self.share_scale = hyper.share_scale
+
+    def __call__(self, streams: Float[Array, "A T D"], tokens: Tokens) -> tuple[Float[Array, "T D"], HyperSum]:
+        """Return the input of the block, and the sum that its output goes into."""
+        with jax.named_scope("hyper_connection"):
+            read, flat = self.read(streams, tokens)
+            shares = self.block_inject_weight.multiply(flat, tokens.num_real).T / self.num_streams
+            return read, HyperSum(self.share_scale * jax.nn.sigmoid(shares), None)
+
+
+class GatedHead(GatedStreams):
+    """The streams of every token: copies of its embedding before the first layer, and their gated mean after the last."""
+
+    def split(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "A T D"]:
+        """Return the streams of embeddings."""
+        return jnp.broadcast_to(x, (self.num_streams, *x.shape))
+
+    def join(self, streams: Float[Array, "A T D"], tokens: Tokens) -> Float[Array, "T D"]:
+        """Return the mean of the gated streams."""
+        return self.read(streams, tokens)[0]
+
+
 class HyperMean(nnx.Module):
     """The streams of every token: copies of its embedding before the first layer, and their mean after the last (GLM-5.3)."""
 
@@ -137,6 +191,17 @@ class HyperHead(HyperWeights):
         return self.collapsed(streams, self.logits(streams, tokens)[0])
 
 
-def hyper_head(config: DecoderConfig, hyper: HyperConfig, policy: DtypePolicy) -> HyperHead | HyperMean:
+def hyper_connection(
+    config: DecoderConfig, hyper: HyperConfig, policy: DtypePolicy
+) -> HyperConnection | GatedConnection:
+    """Return the hyper-connection of a block."""
+    if hyper.gate_rank is not None:
+        return GatedConnection(config, hyper, hyper.gate_rank, policy)
+    return HyperConnection(config, hyper, policy)
+
+
+def hyper_head(config: DecoderConfig, hyper: HyperConfig, policy: DtypePolicy) -> HyperHead | HyperMean | GatedHead:
     """Return what makes streams and joins them."""
+    if hyper.gate_rank is not None:
+        return GatedHead(config, hyper, hyper.gate_rank, policy)
     return HyperHead(config, hyper, policy) if hyper.has_head else HyperMean(hyper)

@@ -17,6 +17,7 @@ _EMBEDDING: Final = "model.embed_tokens.weight"
 _LAYER_EMBEDDING: Final = "model.per_layer.embed_tokens.weight"
 _POSITIONS: Final = "model.embed_positions.weight"
 _HEAD: Final = "lm_head.weight"
+_NGRAMS: Final = ".ngram.table.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def local_bytes(array: ArraySpec, rules: AxisRules) -> int:
 def _is_of_layers(leaf: LeafSpec) -> bool:
     """Return True for a matrix that every step reads, but for embeddings and the output matrix."""
     is_matrix = len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _LAYER_EMBEDDING, _POSITIONS, _HEAD)
-    return is_matrix and not leaf.name.startswith(VISION)
+    return is_matrix and not leaf.name.startswith(VISION) and not leaf.name.endswith(_NGRAMS)
 
 
 def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:

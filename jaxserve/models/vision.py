@@ -1,10 +1,12 @@
-"""The vision tower: patches of images to embeddings for the decoder, one encoder driven by a `VisionConfig`.
+"""The vision tower: patches of images to embeddings for the decoder, one encoder driven by a `VisionConfig`; and the tokens that stand for them.
 
 Several images lie side by side on one flat axis of patches, as texts do in a step: attention stays within an image, and
 padding follows the last one. Attribute names are the names that `checkpoint/vision_names` gives a checkpoint's tensors.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +19,40 @@ from jaxserve.layers.norm import LayerNorm, RMSNorm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.vision_connectors import TableConnector, make_connector, make_deepstack_connector
 from jaxserve.models.vision_conv import neighbours_of
 from jaxserve.models.vision_embeddings import PatchEmbedding, PositionTable
 from jaxserve.models.vision_layers import Heads, Rotations, Tile, VisionLayer, WindowMerger, norm
+
+
+class ImageTokens(NamedTuple):
+    """Embeddings that replace those of image tokens. N rows of W numbers: see `VisionConfig.row_width`."""
+
+    embeddings: Float[Array, "N W"]
+    """An embedding of D numbers, then the deepstack features of D numbers each. They are not scaled by the decoder."""
+    rows: Int[Array, "T"]
+    """Row of each token's embedding; negative: the token's own."""
+
+    def replace(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """Return x with the embeddings of images in it."""
+        found = self.embeddings[jnp.maximum(self.rows, 0), : x.shape[1]]
+        return jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), x)
+
+    def per_layer_ids(self, token_ids: Int[Array, "T"], config: DecoderConfig) -> Int[Array, "T"]:
+        """Return the tokens whose embeddings of each layer the tokens have: see `VisionConfig.per_layer_token_id`."""
+        if config.vision is None or config.vision.per_layer_token_id is None:
+            return token_ids
+        return jnp.where(self.rows < 0, token_ids, config.vision.per_layer_token_id)
+
+    def add_deepstack(self, x: Float[Array, "T D"], layer: int) -> Float[Array, "T D"]:
+        """Return the output of decoder layer number `layer`, with the features that belong to it added."""
+        start = (1 + layer) * x.shape[1]
+        if start >= self.embeddings.shape[1]:
+            return x
+        found = self.embeddings[jnp.maximum(self.rows, 0), start : start + x.shape[1]]
+        return x + jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), 0)
 
 
 class VisionTower(nnx.Module):

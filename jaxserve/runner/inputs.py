@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import DecoderSkeleton
+from jaxserve.models.vision import ImageTokens
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import by_group, table_rows
 from jaxserve.runner.state import DeviceState, StateArrays

@@ -22,8 +22,8 @@ from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes
-from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import AnySkeleton, ModelSkeleton
+from jaxserve.models.vision import ImageTokens
 from jaxserve.runner.context import step_context
 from jaxserve.runner.images.programs import ROW_KINDS, row_task
 from jaxserve.runner.inputs import (

@@ -93,8 +93,10 @@ def common_kv_heads(config: DecoderConfig | EncoderConfig) -> int:
 
 def common_vocab(config: DecoderConfig | EncoderConfig) -> int:
     """Return the greatest number of devices that can split the rows of all tables of the vocabulary."""
-    own = config.per_layer_vocab_size if isinstance(config, DecoderConfig) else None
-    return math.gcd(config.vocab_size, own or 0)
+    if not isinstance(config, DecoderConfig):
+        return config.vocab_size
+    of_ngrams = (layer.ngram.num_rows for layer in config.layers if layer.ngram is not None)
+    return math.gcd(config.vocab_size, config.per_layer_vocab_size or 0, *of_ngrams)
 
 
 def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisRules:

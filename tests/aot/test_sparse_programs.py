@@ -13,7 +13,7 @@ from jaxserve_kernels.backend import Backend
 
 from tests.aot.devices import H200, V5P, Target
 from tests.aot.host_loops import host_read_loops
-from tests.kernels.chosen_steps import ChosenStep, lower_blocks, lower_compressed
+from tests.kernels.chosen_steps import ChosenStep, lower_blocks, lower_compressed, lower_pooled
 from tests.kernels.sparse_steps import DONATED, KEY_WIDTH, POOL, WIDTH, operands, sparse_step
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -44,7 +44,11 @@ def test_scores_of_long_contexts_are_never_in_memory_together(
 
 @pytest.mark.parametrize(
     ("lower", "most_mib"),
-    [pytest.param(lower_blocks, 48, id="minimax-m3"), pytest.param(lower_compressed, 96, id="deepseek-v4")],
+    [
+        pytest.param(lower_blocks, 48, id="minimax-m3"),
+        pytest.param(lower_pooled, 64, id="qwen4-exp", marks=pytest.mark.exhaustive),
+        pytest.param(lower_compressed, 96, id="deepseek-v4"),
+    ],
 )
 def test_a_decode_step_waits_for_no_loop_but_the_one_that_scores_keys(
     lower: Callable[[ChosenStep, Any], Any], most_mib: int
@@ -58,7 +62,9 @@ def test_a_decode_step_waits_for_no_loop_but_the_one_that_scores_keys(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("tokens", "rows"), [(32, 32), (512, 4)])
-@pytest.mark.parametrize("lower", [lower_blocks, lower_compressed], ids=["minimax-m3", "deepseek-v4"])
+@pytest.mark.parametrize(
+    "lower", [lower_blocks, lower_pooled, lower_compressed], ids=["minimax-m3", "qwen4-exp", "deepseek-v4"]
+)
 def test_tpus_compile_steps_that_copy_no_pool(lower: Callable[[ChosenStep, Any], Any], tokens: int, rows: int) -> None:
     _require(V5P)
     step = lower(ChosenStep(tokens, rows, 64, "reference"), SingleDeviceSharding(V5P.devices(1)[0])).compile()

@@ -26,11 +26,14 @@ NAMES = [
     "minimax_m3_tiny",
     "mistral_large4_tiny",
     "glm5_next_tiny",
+    "qwen4_exp_tiny",
+    pytest.param("qwen4_exp_odd_tiny", marks=pytest.mark.exhaustive),
     pytest.param("glm5_next_odd_tiny", marks=pytest.mark.exhaustive),
     pytest.param("minimax_m3_odd_tiny", marks=pytest.mark.exhaustive),
 ]
 """An indexer in every layer, layers that take what an earlier one has chosen, blocks of tokens for each KV head: of 4 tokens, and of
-5, which cut pages; layers that share vectors; pools of 4 tokens and of 3 beside recurrent states."""
+5, which cut pages; layers that share vectors; pools of 4 tokens and of 3 beside recurrent states; blocks of 4 tokens and of 5 whose keys are means, beside embeddings of several
+tokens."""
 COMPRESSED = "deepseek_v4_tiny"
 RANKS = [
     "mistral_large4_tiny",

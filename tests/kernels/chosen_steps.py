@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.block_sparse_attention import BlockChoice, IndexOperands
+from jaxserve_kernels.block_sparse_attention import BlockChoice, BlockKeys, IndexOperands
 from jaxserve_kernels.block_sparse_attention import write_and_attend as attend_to_blocks
 from jaxserve_kernels.compressed_attention import (
     Compressed,
@@ -22,6 +22,7 @@ from jaxserve_kernels.compressed_attention import (
 )
 from jaxserve_kernels.compressed_attention.api import block_slots
 from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout
+from jaxserve_kernels.rope import Rotation
 from jaxserve_kernels.sparse_attention import IndexQueries, choose_blocks
 from jaxtyping import Array
 
@@ -76,6 +77,25 @@ def lower_blocks(given: ChosenStep, sharding: Any) -> Any:
 
     floats = [(num_tokens, heads, 128) for heads in (8, 1, 1, 1)] + [(num_tokens, 128)] + [given.pool(size, 128)] * 3
     return given.lower(step, floats, (5, 6, 7), sharding)
+
+
+def lower_pooled(given: ChosenStep, sharding: Any) -> Any:
+    """Lower a layer of Qwen4-Exp: 512 blocks of 4 tokens that 4 heads of an indexer choose together, for one KV head of 3 query heads."""
+    num_tokens, size, dim, width, num_turning = given.num_tokens, given.page_size, 256, 128, 32
+    choice = BlockChoice(4, 512, 0, is_pooled=True)
+
+    def step(*operands: Array) -> tuple[Array, ...]:
+        q, k, v, queries, keys, k_pages, v_pages, key_pages, weight, *places = operands
+        positions = 4.0 * jnp.arange(LONGEST // 4)[:, None]
+        angles = positions * 1e7 ** -jnp.linspace(0, 1, num_turning, endpoint=False)
+        made = BlockKeys(weight.astype(jnp.float32), jnp.float32(1e-6), Rotation(jnp.cos(angles), jnp.sin(angles)))
+        index = IndexOperands(queries, keys, key_pages, jnp.int32(1), made)
+        options: dict[str, Any] = {"choice": choice, "scoring": Scoring(0.1), "backend": given.backend}
+        return attend_to_blocks(q, k, v, k_pages, v_pages, jnp.int32(1), given.paging(tuple(places)), index, **options)
+
+    floats: list[tuple[int, ...]] = [(num_tokens, 3, dim), (num_tokens, 1, dim), (num_tokens, 1, dim)]
+    floats += [(num_tokens, 4, width), (num_tokens, width), *[given.pool(size, dim)] * 2, given.pool(size, width)]
+    return given.lower(step, [*floats, (width,)], (5, 6, 7), sharding)
 
 
 def lower_compressed(given: ChosenStep, sharding: Any) -> Any:

@@ -26,10 +26,9 @@ from jaxserve.layers.rope import rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.model_config.preprocessing.images import ImageProcessorConfig
 from jaxserve.model_config.vision import most_embeddings
-from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.models.vision import VisionTower
+from jaxserve.models.vision import ImageTokens, VisionTower
 from jaxserve.models.vision_layers import Heads, Tile
 from jaxserve.runner.images.encoder import block_tokens, placed_sources
 from jaxserve.runner.images.parts import SharedParams

@@ -41,6 +41,7 @@ WITH_TEXT_CONFIG = (
     "Gemma4UnifiedForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
+    "Qwen4ExpForCausalLM",
 )
 ROTATES_WINDOWS = (
     "AfmoeForCausalLM",
@@ -105,7 +106,7 @@ def saved_config(config: transformers.PreTrainedConfig, hf: dict[str, Any]) -> d
     if hf["architectures"][0].endswith("TextModel"):
         return None
     saved = json.loads(config.to_json_string())
-    saved = {key: value for key, value in saved.items() if not key.endswith("_token_id")}
+    saved = {key: value for key, value in saved.items() if key in hf or not key.endswith("_token_id")}
     return {**saved, "architectures": hf["architectures"]}
 
 

@@ -36,8 +36,11 @@ MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
 LOGIT_STD = 2.0
 SHARDS = {"llama_linear_tiny": 2, "mixtral_tiny": 2}
 """Numbers of files of checkpoints with more than one."""
-END_TOKENS = {"qwen2_tiny": [EOS, 0]}
-"""End tokens of generation_config.json that are not those of config.json."""
+END_TOKENS = {"qwen2_tiny": [EOS, 0], "qwen4_exp_tiny": EOS, "qwen4_exp_odd_tiny": EOS}
+"""End tokens of generation_config.json that are not those of config.json: Qwen4-Exp's end n-grams, within the prompt too."""
+_NGRAMS = ".ngram_embedding."
+_NUM_TABLE_SHARDS = 3
+"""Tensors of a table of n-grams: `split_ngram_parts`."""
 _LAYER_SCALE = ".layer_scalar"
 _BLOCK_WITH_NORMS = ".norm_attn_norm"
 """Part of the names of DBRX's parameters, of which not all are norms."""
@@ -57,6 +60,7 @@ _STACKED_EXPERTS = (
     "zaya",
     "hy_v4",
     "minimax_m3_vl_text",
+    "qwen4_exp_text",
 )
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
@@ -279,7 +283,7 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
     is_offset = (
-        config.model_type.startswith(("qwen3_next", "qwen3_5", "muse_glimmer", "step3p5", "minimax_m3"))
+        config.model_type.startswith(("qwen3_next", "qwen3_5", "qwen4_exp", "muse_glimmer", "step3p5", "minimax_m3"))
         or config.model_type == "nemotron"
     )
     for whole_name, weight in model.named_parameters():
@@ -320,6 +324,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = (0.1 if config.model_type in _GPTS else 0.3) * noise
         elif any(part in name for part in _POSITIONS):
             value = noise * 4 * LOGIT_STD / config.hidden_size**0.5
+        elif name == "lm_head.weight" and config.model_type == "qwen4_exp_text":  # It reads a mean of gated streams.
+            value = noise * 1.5 * LOGIT_STD / config.hidden_size**0.5
         elif any(part in name for part in _TABLES):
             is_gemma = config.model_type.startswith("gemma")
             value = noise * (LOGIT_STD * 0.6 if is_gemma else LOGIT_STD) / config.hidden_size**0.5
@@ -429,6 +435,8 @@ def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[
         if not whole.endswith("e_score_correction_bias")
     }
     buffers = {text_name(name): buffer for name, buffer in stored_buffers(model).items()}
+    if kind == "qwen4_exp_text":  # integers that follow from the config
+        state |= {name: buffer for name, buffer in model.state_dict().items() if buffer.dtype == torch.long}
     return state | {published_correction(name, kind): buffer for name, buffer in buffers.items() if name is not None}
 
 
@@ -457,6 +465,9 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     if model_type in ("kimi_linear", "bailing_hybrid", "glm5_next_text") and name.endswith(".conv1d.weight"):
         parts = zip("qkv", weight.chunk(3), strict=True)
         return {name.replace(".conv1d.", f".{part}_conv1d."): own.contiguous() for part, own in parts}
+    if _NGRAMS in name:
+        shards = enumerate(weight.chunk(_NUM_TABLE_SHARDS))
+        return {name.replace(_NGRAMS, f"{_NGRAMS}shard_{index}."): own.contiguous() for index, own in shards}
     names = (
         ("w1", "w3", "w2")
         if is_mixtral or model_type in ("lfm2_moe", "kimi_linear", "mistral_large4_text", "deepseek_v4")

@@ -97,7 +97,8 @@ def one_of_each_kind(layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]
         recurrent = layer.recurrent
         if isinstance(recurrent, LightningConfig):  # every layer has a decay of its own
             recurrent = msgspec.structs.replace(recurrent, decay_scale=1.0)
-        kind = replace(layer, kv_source=kv, index_source=index, recurrent=recurrent)
+        # Embeddings of several tokens have large tables, each of another size, and no kernel of their own.
+        kind = replace(layer, kv_source=kv, index_source=index, recurrent=recurrent, ngram=None)
         places.append(kinds.setdefault(kind, len(kinds)))
     return tuple(kinds)
 

@@ -110,7 +110,8 @@ class GatedDeltaNet(nnx.Module):
 
     def finish(self, made: Float[Array, "T N V"], rest: Float[Array, "T NV"], tokens: Tokens) -> Float[Array, "T D"]:
         """Return the outputs. rest: the gates."""
-        normed = self.norm(made) * jax.nn.silu(rest.reshape(made.shape).astype(jnp.float32))
+        gate = jax.nn.silu if self.delta.gate == "silu" else jax.nn.sigmoid
+        normed = self.norm(made) * gate(rest.reshape(made.shape).astype(jnp.float32))
         out = self.o_proj if self.delta.inputs == "apart" else self.out_proj
         return out(normed.astype(made.dtype).reshape(len(made), -1), tokens)
 

@@ -319,6 +319,8 @@ def _check_prompt_embeds(decoder: DecoderConfig) -> None:
         reason = "has further embeddings of each token in every layer"
     elif decoder.embedding_scale != 1:
         reason = f"multiplies its embeddings by {decoder.embedding_scale:g}"
+    elif any(layer.ngram is not None for layer in decoder.layers):
+        reason = "has embeddings of several tokens in a row"
     elif any(layer.experts is not None and layer.experts.is_hashed for layer in decoder.layers):
         reason = "chooses experts by tokens"
     if reason is not None:

@@ -21,10 +21,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.cache import Cache
 from jaxserve.layers.linear import Tokens
-from jaxserve.models.decoder import Decoder, ImageTokens
+from jaxserve.models.decoder import Decoder
 from jaxserve.models.eagle import EagleHead
 from jaxserve.models.predictor import MultiTokenPredictor
 from jaxserve.models.skeleton import EagleSkeleton, PredictorSkeleton
+from jaxserve.models.vision import ImageTokens
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import Computed, Program
 from jaxserve.runner.speculation.rows import Fields, Verified, pass_fields, sample_rows, text_fields, unrolled_on_gpus

@@ -129,13 +129,15 @@ class Sizes:
 
     def scoring_work(self, num_tokens: int) -> float:
         """Return the multiplications of indexers for a causal prompt on one device, which computes those of its requests. Devices
-        that split KV heads share those that choose blocks for each."""
+        that split KV heads share those that choose blocks for each head."""
         blocks = [layer.compression for layer in self.decoder.layers if layer.compression and layer.compression.indexer]
         work = sum(
             each.scored_numbers(num_tokens) * each.indexer.num_heads * num_tokens / 2 for each in blocks if each.indexer
         )
         for indexer in self._indexers(num_tokens):
-            if isinstance(indexer, BlockIndexerConfig):
+            if isinstance(indexer, BlockIndexerConfig) and indexer.is_pooled:
+                num_heads = indexer.num_heads / indexer.block_size  # tokens of a block have one score
+            elif isinstance(indexer, BlockIndexerConfig):
                 num_heads = indexer.num_heads / min(self.rules.count("kv_heads"), indexer.num_heads)
             else:
                 num_heads = indexer.num_heads / indexer.pool_size  # tokens of a pool have one score
@@ -260,4 +262,5 @@ def _index_bytes(
         return 0
     if isinstance(indexer, IndexerConfig):
         return 4 * (num_tokens * indexer.num_chosen + _TILE_QUERIES * context)
+    num_kv_heads = 1 if indexer.is_pooled else num_kv_heads
     return 4 * num_kv_heads * (num_tokens * indexer.num_blocks + _TILE_QUERIES * context // indexer.block_size)

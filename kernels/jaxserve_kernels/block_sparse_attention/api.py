@@ -19,25 +19,27 @@ from jaxtyping import Array, Float, Int, Num
 from jaxserve_kernels import paged_attention
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.block_sparse_attention import reference
-from jaxserve_kernels.block_sparse_attention.reference import BlockChoice
+from jaxserve_kernels.block_sparse_attention.reference import BlockChoice, BlockKeys
 from jaxserve_kernels.kv_write import KVScales, storable
 from jaxserve_kernels.paged_attention.layout import Paging, from_pool_heads, to_pool_heads, without_long_rows
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.sharded import ShardAxes, own_rows
 
-__all__ = ["BlockChoice", "IndexOperands", "write_and_attend"]
+__all__ = ["BlockChoice", "BlockKeys", "IndexOperands", "write_and_attend"]
 
 
 class IndexOperands(NamedTuple):
     """The indexer of a layer: what it has of the step's tokens, and the keys of those before."""
 
     queries: Float[Array, "T J I"]
-    """J divides the KV heads: head j chooses for the KV heads `j * K / J ... (j + 1) * K / J - 1`. A factor above 0 does not
-    change what is chosen."""
+    """Without `block_keys`, J divides the KV heads: head j chooses for the KV heads `j * K / J ... (j + 1) * K / J - 1`. A factor above 0
+    does not change what is chosen."""
     keys: Float[Array, "T I"]
     pages: Num[Array, "L2 P 1 S I"]
     layer: Int[Array, ""]
     """The layer's place in `pages`."""
+    block_keys: BlockKeys | None = None
+    """Keys of blocks, among which all J heads choose together (`BlockChoice.is_pooled`); None: each token has a key of its own."""
 
 
 def write_and_attend(
@@ -62,7 +64,7 @@ def write_and_attend(
     Queries and keys are rotated. backend: one of XLA's, because others keep pages in orders of their own; `bucketed` attends
     to rows that are not long in buckets, and takes large blocks of keys. If `shards.pages` splits the pools over ranks, each
     rank computes its own rows, and the ranks exchange their results. Devices that split KV heads choose for their own, and all
-    hold every key of the indexer.
+    hold every key of the indexer; if blocks have keys, all of them make the same choice.
     """
     assert backend not in NATIVE, "native kernels keep pages of keys in an order of their own"
     assert paging.key_ends is None, "block-sparse attention is causal"
@@ -80,21 +82,27 @@ def write_and_attend(
     if scales is not None:  # a score is linear in its key, and the result in the values
         q = (q * jnp.repeat(scales.by_number.k, group, axis=0)).astype(q.dtype)
     wide, *_ = to_pool_heads(q, k, v, k_pages.shape)
-    queries = jnp.repeat(index.queries, num_kv_heads // index.queries.shape[1], axis=1)  # (T, K, I)
+    is_pooled = index.block_keys is not None
+    queries = index.queries if is_pooled else jnp.repeat(index.queries, num_kv_heads // index.queries.shape[1], axis=1)
     sizes = reference.LARGE if backend == "bucketed" else reference.SMALL
 
     def on_device(
         q: Float[Array, "T N H2"],
-        queries: Float[Array, "T K I"],
+        queries: Float[Array, "T J I"],
         k_pages: Num[Array, "L P K2 S H2"],
         v_pages: Num[Array, "L P K2 S H2"],
         index_pages: Num[Array, "L2 P 1 S I"],
-        places: tuple[Array, Array],
+        places: tuple[Array, Array, BlockKeys | None],
         paging: Paging,
     ) -> Float[Array, "T N H2"]:
         def attended() -> Float[Array, "T N H2"]:
-            chosen = reference.choose(queries, index_pages, places[1], paging, choice, sizes)
-            return reference.attend(q, k_pages, v_pages, places[0], paging, chosen, choice, sizes, scoring=scoring)
+            layer, index_layer, keys = places
+            if keys is None:
+                chosen = reference.choose(queries, index_pages, index_layer, paging, choice, sizes)
+            else:
+                chosen = reference.choose_pooled(queries, keys, index_pages, index_layer, paging, choice, sizes)
+                chosen = jnp.repeat(chosen, q.shape[1] // group, axis=1)
+            return reference.attend(q, k_pages, v_pages, layer, paging, chosen, choice, sizes, scoring=scoring)
 
         found: Array = jax.lax.cond(
             (paging.kv_lengths > choice.num_tokens).any(), attended, lambda: jnp.zeros(q.shape, q.dtype)
@@ -103,11 +111,11 @@ def write_and_attend(
 
     def on_rank(
         q: Float[Array, "T N H2"],
-        queries: Float[Array, "T K I"],
+        queries: Float[Array, "T J I"],
         k_pages: Num[Array, "L P K2 S H2"],
         v_pages: Num[Array, "L P K2 S H2"],
         index_pages: Num[Array, "L2 P 1 S I"],
-        places: tuple[Array, Array],
+        places: tuple[Array, Array, BlockKeys | None],
         paging: Paging,
     ) -> Float[Array, "T N H2"]:
         own, _ = own_rows(paging, k_pages.shape[1], jax.lax.axis_index(shards.pages))
@@ -121,11 +129,11 @@ def write_and_attend(
         pool = PartitionSpec(None, ranks, shards.heads or None)
         attend = jax.shard_map(
             on_rank if shards.pages else on_device,
-            in_specs=(heads, heads, pool, pool, PartitionSpec(None, ranks), whole, whole),
+            in_specs=(heads, whole if is_pooled else heads, pool, pool, PartitionSpec(None, ranks), whole, whole),
             out_specs=heads,
             check_vma=False,  # loops do not say how their results vary
         )
-    found = attend(wide, queries, k_pages, v_pages, index_pages, (layer, index.layer), paging)
+    found = attend(wide, queries, k_pages, v_pages, index_pages, (layer, index.layer, index.block_keys), paging)
     found = from_pool_heads(found, num_kv_heads, dim, k_pages.shape)
     if scales is not None:
         found = (found * jnp.repeat(scales.by_number.v, group, axis=0)).astype(q.dtype)

@@ -14,10 +14,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.block_sparse_attention.api import BlockChoice, IndexOperands, write_and_attend
+from jaxserve_kernels.block_sparse_attention.api import BlockChoice, BlockKeys, IndexOperands, write_and_attend
 from jaxserve_kernels.ops import as_arrays
 from jaxserve_kernels.paged_attention import Paging, cases, ragged_layout
 from jaxserve_kernels.paged_attention.cases import LAYER, TOLERANCES
+from jaxserve_kernels.rope import Rotation
+
+_EPS = 0.25
+"""Added to the mean square of a block's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Case:
     def __str__(self) -> str:
         rows = str(self.rows) if len(self.counts) < 9 else f"{len(self.counts)}rows"
         best = f"best{self.choice.count}of{self.choice.size}and{self.choice.num_local}"
+        best += "-pooled" if self.choice.is_pooled else ""
         return f"{rows}-index{self.index_heads}x{self.index_dim}-{best}"
 
 
@@ -110,10 +115,22 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
         ragged = ragged_layout(starts, jnp.int32(case.rows.num_decode_rows), num_tokens=len(given.q))
     paging = Paging(own.tables, own.lengths, starts, own.token_pages, own.token_slots, ragged)
     index = IndexOperands(own.queries, own.keys, own.key_pages, layer)
+    if case.choice.is_pooled:
+        angles, weight = map(jnp.asarray, _block_numbers(case))
+        rotation = Rotation(jnp.cos(angles), jnp.sin(angles))
+        index = index._replace(block_keys=BlockKeys(weight, jnp.float32(_EPS), rotation))
     pools = own.k_pages, own.v_pages, layer, paging, index
     return write_and_attend(
         own.q, own.k, own.v, *pools, choice=case.choice, scoring=case.rows.scoring, backend=backend
     )[0]
+
+
+def _block_numbers(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return the angles by which the first half of a block's key turns, and the factors on it."""
+    num_blocks = -(-max(case.lengths) // case.choice.size)
+    frequencies = np.linspace(0.5, 0.01, case.index_dim // 4, dtype=np.float32)
+    angles = np.arange(num_blocks, dtype=np.float32)[:, None] * case.choice.size * frequencies
+    return angles, np.linspace(0.5, 1.5, case.index_dim, dtype=np.float32)
 
 
 def error(case: Case, given: Operands, out: object) -> float:
@@ -142,7 +159,11 @@ def expected(case: Case, given: Operands) -> np.ndarray:
             scores = keys[:end, 0] @ given.queries[token].astype(np.float64).T  # (end, J)
             for head in range(case.num_heads):
                 kv_head = head // group
-                seen = _seen(scores[:, kv_head // heads_of_index], case.choice)
+                seen = (
+                    _seen_of_blocks(case, keys[:end, 0], given.queries[token].astype(np.float64))
+                    if case.choice.is_pooled
+                    else _seen(scores[:, kv_head // heads_of_index], case.choice)
+                )
                 weights = np.exp(k[seen, kv_head] @ given.q[token, head].astype(np.float64) * case.rows.scoring.scale)
                 out[token, head] = weights / weights.sum() @ v[seen, kv_head]
     return out
@@ -157,6 +178,21 @@ def _seen(scores: np.ndarray, choice: BlockChoice) -> np.ndarray:
     return np.flatnonzero(np.isin(np.arange(len(scores)) // choice.size, blocks))
 
 
+def _seen_of_blocks(case: Case, keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the positions that a query attends to if whole blocks have keys. keys: of the tokens that it sees; queries: (J, I)."""
+    size, (angles, weight) = case.choice.size, _block_numbers(case)
+    num_whole = len(keys) // size
+    means = keys[: num_whole * size].reshape(num_whole, size, keys.shape[1]).mean(1)
+    made = means / np.sqrt(np.square(means).mean(1, keepdims=True) + _EPS) * weight
+    turns = np.exp(1j * angles[:num_whole].astype(np.float64))
+    first, second, rest = np.split(made, [angles.shape[1], 2 * angles.shape[1]], 1)
+    turned = (first + 1j * second) * turns
+    scores = np.maximum(np.concatenate([turned.real, turned.imag, rest], 1) @ queries.T, 0).sum(1)
+    blocks = np.argsort(-scores, kind="stable")[: case.choice.count]
+    own = np.arange(len(keys)) // size
+    return np.flatnonzero(np.isin(own, blocks) | (own >= num_whole))
+
+
 CASES = (
     Case((1, 1, 1, 1), (5, 77, 1, 0), BlockChoice(8, 2, 1)),
     Case((1, 1, 9, 70, 1, 0), (40, 1, 9, 133, 21, 0), BlockChoice(4, 3, 2), padding=3, page_size=32),
@@ -166,8 +202,10 @@ CASES = (
     Case((1, 70), (40, 150), BlockChoice(8, 2, 1), kv_dtype="float8_e4m3fn"),
     Case((1, 20), (1300, 1100), BlockChoice(128, 6, 1), num_kv_heads=4, page_size=64),
     Case((1, 1), (30, 16), BlockChoice(16, 4, 1)),
+    Case((1, 1, 9, 70, 1, 0), (40, 1, 9, 133, 21, 0), BlockChoice(4, 3, 0, is_pooled=True), index_heads=3, padding=3),
+    Case((1, 20), (300, 190), BlockChoice(24, 4, 0, is_pooled=True), index_heads=6, num_kv_heads=4, dtype="bfloat16"),
 )
 """Rows that are long and that are not, of a token, of several and of tiles; blocks that are pages, parts of them and several of
-them, and whose borders cut pages; equal scores; choices that no row is long enough for."""
+them, and whose borders cut pages; equal scores; choices that no row is long enough for; blocks that have keys."""
 SLOW = CASES[2:]
 BACKENDS: tuple[Backend, ...] = ("bucketed",)

@@ -22,6 +22,7 @@ from jaxserve_kernels.paged_attention import reference
 from jaxserve_kernels.paged_attention.layout import Paging
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.query_tiles import TileLoop, over_tiles, token_ends
+from jaxserve_kernels.rope import Rotation, rotate
 
 _MOST_SCORED: Final = 1 << 15
 """Keys that are scored at a time at most."""
@@ -54,12 +55,26 @@ class BlockChoice:
     count: int
     """Blocks that are chosen: those with the highest score of a key that the query sees. Of equal ones the earlier are taken."""
     num_local: int
-    """The last blocks that a query sees, at most `count`, which are always chosen. The first of them holds the query."""
+    """The last blocks that a query sees, at most `count`, which are always chosen. The first of them holds the query. 0 with `BlockKeys`."""
+    is_pooled: bool = False
+    """True: blocks have keys (`BlockKeys`), whole blocks are chosen among those that end at the query or before, and the tokens after them
+    come to those of the chosen ones."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the chosen blocks: a row with no more keys attends to all."""
-        return self.size * self.count
+        """Tokens of the chosen blocks, and of those after them: a row with no more keys attends to all."""
+        return self.size * self.count + (self.size - 1 if self.is_pooled else 0)
+
+
+class BlockKeys(NamedTuple):
+    """Numbers that turn the keys of tokens into those of blocks: a block's is their mean over its root mean square, times `weight`, then the first
+    dimensions rotated as those of the block's first token."""
+
+    weight: Float[Array, "I"]
+    """Float32."""
+    eps: Float[Array, ""]
+    rotation: Rotation | None
+    """Float32 (Z, R / 2), of the first token of each block that a row may have: the first R dimensions turn as halves. None: none do."""
 
 
 def choose(
@@ -90,6 +105,82 @@ def choose(
         return TileLoop(body, tables)
 
     return over_tiles((queries,), paging, lengths, make, (queries.shape[1], count))
+
+
+def choose_pooled(
+    queries: Float[Array, "T J I"],
+    keys: BlockKeys,
+    pages: Num[Array, "L P 1 S I"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    choice: BlockChoice,
+    sizes: Sizes = SMALL,
+) -> Int[Array, "T 1 C"]:
+    """Return the blocks that each token of a long row attends to, ascending, for all KV heads: the whole ones with the highest scores, and the
+    one after the last whole one, which lies after all keys if no token has begun it. A block's score is the sum over heads of max(0, query . key)."""
+    page_size, num_pages = pages.shape[3], paging.block_tables.shape[1]
+    lengths = jnp.where(paging.kv_lengths > choice.num_tokens, paging.kv_lengths, 0)
+    count = min(choice.count, num_pages * page_size // choice.size)
+
+    def make(num_rows: int, num_queries: int) -> TileLoop:
+        step = _pages_per_step(
+            min(sizes.scored // (num_rows * num_queries), _MOST_SCORED), page_size, num_pages, choice
+        )
+        tables = jnp.pad(paging.block_tables, ((0, 0), (0, -num_pages % step)))
+
+        def body(
+            own: tuple[Array, ...], tables: Int[Array, "G M"], ends: Int[Array, "G Q"], state: tuple[()]
+        ) -> tuple[Int[Array, "G Q 1 D"], tuple[()]]:
+            scores = _scores_of_blocks(own[0], keys, pages, layer, tables, ends, choice.size, step)
+            best, found = jax.lax.top_k(scores, count)
+            found = jnp.where(best > -jnp.inf, found, scores.shape[-1])
+            after = (ends // choice.size)[..., None]
+            return jnp.sort(jnp.concatenate([found, after], -1), axis=-1)[:, :, None], state
+
+        return TileLoop(body, tables)
+
+    return over_tiles((queries,), paging, lengths, make, (1, count + 1))
+
+
+def _scores_of_blocks(
+    queries: Float[Array, "G Q J I"],
+    keys: BlockKeys,
+    pages: Num[Array, "L P 1 S I"],
+    layer: Int[Array, ""],
+    tables: Int[Array, "G M"],
+    ends: Int[Array, "G Q"],
+    size: int,
+    step: int,
+) -> Float[Array, "G Q Z"]:
+    """Return the score of each block for every query; -inf for blocks of which it does not see all tokens."""
+    queries, num_keys = queries.astype(jnp.float32), step * pages.shape[3]
+    at_once, num_blocks = num_keys // size, tables.shape[1] * pages.shape[3] // size
+    rotation = keys.rotation and Rotation(*(_of_length(each, num_blocks) for each in keys.rotation))
+
+    def score(index: Array, scores: Float[Array, "G Q Z"]) -> Float[Array, "G Q Z"]:
+        table = jax.lax.dynamic_slice_in_dim(tables, index * step, step, 1)
+        own = reference.gather(pages, layer, table, queries.dtype)[:, 0]  # (G, X, I)
+        # What stands after a text is in no block that a query sees, and may be anything.
+        means = own.reshape(len(own), at_once, size, -1).mean(2)
+        made = means * jax.lax.rsqrt(jnp.square(means).mean(-1, keepdims=True) + keys.eps) * keys.weight
+        if rotation is not None:
+            turns = Rotation(*(jax.lax.dynamic_slice_in_dim(each, index * at_once, at_once, 0) for each in rotation))
+            turning, plain = jnp.split(made, [2 * turns.cos.shape[1]], -1)
+            turned = rotate(jnp.moveaxis(turning, 0, 1), turns)  # blocks in the place of tokens, rows in that of heads
+            made = jnp.concatenate([jnp.moveaxis(turned, 1, 0), plain], -1)
+        found = jnp.einsum("gqji,gzi->gqjz", queries, made, precision=jax.lax.Precision.HIGHEST)
+        found = jnp.maximum(found, 0).sum(2)
+        is_whole = (index * at_once + jnp.arange(at_once) + 1) * size <= ends[..., None]
+        return jax.lax.dynamic_update_slice_in_dim(scores, jnp.where(is_whole, found, -jnp.inf), index * at_once, 2)
+
+    scores = jnp.full((*queries.shape[:2], num_blocks), -jnp.inf, jnp.float32)
+    found: Array = jax.lax.fori_loop(0, -(-ends.max() // num_keys), score, scores)
+    return found
+
+
+def _of_length(x: Float[Array, "Z R"], count: int) -> Float[Array, "Y R"]:
+    """Return the first `count` rows, with zeros after those that there are."""
+    return jnp.pad(x, ((0, max(count - len(x), 0)), (0, 0)))[:count]
 
 
 def _pages_per_step(num_keys: int, page_size: int, num_pages: int, choice: BlockChoice) -> int:

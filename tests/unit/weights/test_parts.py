@@ -48,7 +48,7 @@ def loaded(model: str, wanted: DtypePolicy, num_devices: int) -> tuple[ModelSkel
 
 
 @pytest.mark.parametrize("fused_for", [0, NUM_DEVICES])
-@pytest.mark.parametrize("model", ["llama3_tiny", "mixtral_tiny", "qwen3_5_tiny", "qwen3_next_tiny"])
+@pytest.mark.parametrize("model", ["llama3_tiny", "mixtral_tiny", "qwen3_5_tiny", "qwen3_next_tiny", "qwen4_exp_tiny"])
 def test_each_byte_is_read_once_for_devices_that_share_it(model: str, fused_for: int) -> None:
     _, split, num_read, num_stored = loaded(model, policy("none", fused_for), NUM_DEVICES)
     _, whole, _, _ = loaded(model, policy("none", fused_for), 1)
