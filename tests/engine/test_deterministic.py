@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jaxserve_kernels.native.build import BuildError, build
 from jaxserve.config import CacheConfig, CompileConfig, Config, CpuKernels, KVCacheDtype, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import padded_rank
+from jaxserve.executor.preparation import prepare
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.registry import decoder_of, open_model
@@ -29,6 +31,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.cache_sizes import with_cache_groups
 from jaxserve.runner.determinism import check_deterministic
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.sampling.sampler import score
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.models.expert_adapters import of_modules
@@ -287,6 +290,24 @@ def test_adapters_of_experts_change_no_bit_of_other_requests() -> None:
         alone |= run_alone(served, name)
         served.engine.close()
     check_mixes([partial(start, "int8", folders, model)], alone, NUM_MIXES)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_the_flag_changes_no_program() -> None:
+    """The keys of programs in the cache cover their sources, shapes and settings."""
+    plain = CompileConfig(cpu_kernels="native")
+    config = Config(model=ModelConfig(model="any", quantization="none"), compile=plain)
+    model = decoder_of(open_model(DATA / MODEL_NAME))
+
+    def keys(settings: CompileConfig) -> list[str]:
+        cache, prepared = mock.create_autospec(ProgramCache), prepare(replace(config, compile=settings), model)
+        prepared.cached_programs(cache, prepared.programs)
+        asked = [call.args[0] for call in cache.num_bytes.call_args_list]
+        assert len(asked) == len(prepared.programs)
+        return [*asked, str(prepared.state_shapes), str(prepared.key_parts())]
+
+    assert keys(replace(plain, deterministic=True)) == keys(plain)
+    assert not set(keys(replace(plain, cpu_kernels="xla"))) & set(keys(plain))
 
 
 @pytest.mark.usefixtures("kernels")
