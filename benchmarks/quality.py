@@ -2,6 +2,7 @@
 
 Every format computes the same pieces of a text. Each position's distribution is compared with that of float32 weights
 (`--quantization none`): perplexity, Kullback-Leibler divergence, and how often the most likely token is the same.
+`--llama-cpp q4_1 q8_0` adds llama.cpp with files of these formats, which it makes of a GGUF model as `benchmarks.peers` does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from benchmarks.peers.environment import peers_folder
+from benchmarks.peers.llama_logits import llama_logits
+from benchmarks.peers.llama_server import QUANTISED
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import CacheConfig, Config, KVCacheDtype, ModelConfig
 from jaxserve.models.registry import decoder_of, open_model
@@ -28,6 +32,7 @@ from jaxserve.runtime.environment import default_model
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.tools.planning.stored import bytes_by_dtype
 from jaxserve.weights.loader import load_params
 from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
@@ -64,6 +69,17 @@ def scorer(path: Path, name: str, num_tokens: int, kv: KVCacheDtype = "auto") ->
     return score, sum(array.num_bytes for array in skeleton.arrays)
 
 
+def llama_scorer(path: Path, name: str, num_tokens: int) -> tuple[LogProbs, int]:
+    """Return what `scorer` does, of llama.cpp with a GGUF file of this format. Raises PeerUnavailableError."""
+    logits, file = llama_logits(path, name, peers_folder(), num_tokens)
+    vocab_size = decoder_of(open_model(path)).vocab_size
+
+    def score(tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(jax.nn.log_softmax(logits(tokens, vocab_size)))
+
+    return score, sum(bytes_by_dtype(open_model(file)).values())
+
+
 def pieces_of(path: Path, text: Path, num_tokens: int, num_pieces: int) -> list[np.ndarray]:
     """Return the first pieces of the text, each as long and after the token that begins a text, if there is one."""
     token_ids = load_tokenizer(path).encode(text.read_text(encoding="utf-8"))
@@ -83,6 +99,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--kv-cache-dtypes", nargs="+", choices=["fp8", "int8"], default=[], help="with weights in float32"
     )
+    parser.add_argument(
+        "--llama-cpp", nargs="+", choices=QUANTISED, default=[], help="formats of GGUF files for llama.cpp"
+    )
     parser.add_argument("--num-tokens", type=int, default=512, help="tokens of a piece (default: %(default)s)")
     parser.add_argument("--num-pieces", type=int, default=10, help="default: %(default)s")
     arguments = parser.parse_args(words)
@@ -91,6 +110,8 @@ def main(words: Sequence[str] | None = None) -> None:
     scorers = {name: scorer(path, name, arguments.num_tokens) for name in (NO_QUANTIZATION, *arguments.formats)}
     for kv in arguments.kv_cache_dtypes:
         scorers[f"{NO_QUANTIZATION}, KV cache in {kv}"] = scorer(path, NO_QUANTIZATION, arguments.num_tokens, kv)
+    for name in arguments.llama_cpp:
+        scorers[f"llama.cpp, {name}"] = llama_scorer(path, name, arguments.num_tokens)
     names = tuple(scorers)
     sums = {name: np.zeros(3) for name in names}  # of negative log-likelihood, KL divergence, equal best tokens
     for piece in pieces:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.peers.bounds import BoundsError, MachineBounds, best_of, measure_bounds, model_sizes
-from benchmarks.peers.environment import last_error
+from benchmarks.peers.environment import last_error, peers_folder
 from benchmarks.peers.jaxserve_server import Jaxserve
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.load import DEFAULT_CONCURRENCY, make_cells
@@ -24,7 +24,7 @@ from benchmarks.peers.rounds import Pairing, Plan, run_pairing
 from benchmarks.peers.table import hide_folders, report
 from benchmarks.peers.transformers_server import TransformersServer
 from benchmarks.peers.vllm_server import VLLMServer
-from benchmarks.peers.weights import Weights, WeightsError
+from benchmarks.peers.weights import Weights, WeightsError, weights_of
 from benchmarks.processes import describe_machine
 from jaxserve.errors import CheckpointError, StartupError
 from jaxserve.runtime.environment import default_model
@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--envs",
         type=Path,
-        default=_cache_folder(),
+        default=peers_folder(),
         metavar="DIR",
         help="where peers are installed (default: %(default)s)",
     )
@@ -109,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except (ValueError, StartupError) as error:
         print(f"bench-peers: {error}", file=sys.stderr)
         return 2
-    weights = Weights(source, arguments.envs / "weights" / source.stem)
+    weights = weights_of(source, arguments.envs)
     ready, skipped = install(entrants, weights)
     if arguments.install_only or not ready:
         return 1 if skipped else 0
@@ -221,11 +221,6 @@ def as_json(
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _cache_folder() -> Path:
-    """Outside the source tree: peers are large, and stay when the tree goes."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve-peers"
 
 
 def _positive(text: str) -> int:

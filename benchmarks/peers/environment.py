@@ -18,6 +18,11 @@ COMMAND_TIMEOUT_S = 3600.0
 LOW_PRIORITY = 10
 
 
+def peers_folder() -> Path:
+    """Return the default folder of peers, outside the source tree: they are large, and stay when the tree goes."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve-peers"
+
+
 def run_step(command: Sequence[str], log: Path, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
     """Run `command` at low priority, its output appended to `log`. Raises PeerUnavailableError with its last error."""
     log.parent.mkdir(parents=True, exist_ok=True)

