@@ -18,7 +18,6 @@ from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import ModelInfo
-from jaxserve.runner.host.cgroup import oom_kills
 from jaxserve.runtime.devices import ALL_DEVICES, ReplicaDevices
 from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.spawn import Spawned, spawn
@@ -37,7 +36,6 @@ class EngineProcess:
 
     def __init__(self, process: Spawned) -> None:
         self._process = process
-        self._oom_kills = oom_kills()
 
     @classmethod
     async def start(
@@ -74,7 +72,7 @@ class EngineProcess:
     def exit_text(self) -> str:
         """Return how the process ended, in words."""
         text = exit_text(self.returncode)
-        if self.returncode == -signal.SIGKILL and oom_kills() > self._oom_kills:
+        if self._process.was_out_of_memory:
             text += " for lack of memory (raise the memory limit of its container, or lower --kv-cache-memory)"
         return text
 

@@ -1,4 +1,4 @@
-"""Spawns the engine process. Imports only the standard library, so that a server can do it first.
+"""Spawns the engine process. Imports little but the standard library, so that a server can do it first.
 
 The engine process imports its modules while its parent imports others; then it waits for its EngineSpec.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final
 
+from jaxserve.runner.host.cgroup import oom_kills
 from jaxserve.types import ACCELERATOR_FILES, GPU_SHARE, PRELOAD_FLAG
 
 _MALLOC: Final = {"hugetlb": 1, "mmap_threshold": 256 << 20, "trim_threshold": 256 << 20}
@@ -21,10 +23,21 @@ _MOST_WITH_ONE_ARENA: Final = 4
 _MOST_ARENAS: Final = 16
 """Each arena of malloc keeps the scratch memory of steps that took it from there."""
 
-Spawned: TypeAlias = "subprocess.Popen[bytes]"
-
 ENGINE_MODULE: Final = "jaxserve.engine.process"
 WORKER_MODULE: Final = "jaxserve.engine.host_worker"
+
+
+class Spawned(subprocess.Popen[bytes]):
+    """A process that this one has spawned."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._oom_kills = oom_kills()  # before it can be killed itself
+        super().__init__(*arguments, **options)
+
+    @property
+    def was_out_of_memory(self) -> bool:
+        """True if the kernel killed it and, since it was spawned, killed a process of this group for lack of memory."""
+        return self.returncode == -signal.SIGKILL and oom_kills() > self._oom_kills
 
 
 def engine_environment(
@@ -67,7 +80,7 @@ def spawn(
     """
     if environment is not None:
         environment = {**engine_environment(environment, None if cores is None else len(cores)), **environment}
-    process = subprocess.Popen(
+    process = Spawned(
         [sys.executable, "-m", module, *([PRELOAD_FLAG] if preload else [])],
         stdin=subprocess.PIPE,
         pass_fds=descriptors,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import signal
-from types import SimpleNamespace
-from typing import Any
+import sys
 
 import pytest
 
-from jaxserve.runtime import engine_process
+from jaxserve.runtime import spawn
 from jaxserve.runtime.engine_process import EngineProcess
 
 
-def test_an_engine_that_the_kernel_killed_for_lack_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    kills = iter([1, 1, 2, 2])
-    monkeypatch.setattr(engine_process, "oom_kills", lambda: next(kills))
-    process: Any = SimpleNamespace(returncode=-signal.SIGKILL)
-    engine = EngineProcess(process)
-    assert engine.exit_text == "the engine process was ended by signal 9"
-    assert "for lack of memory" in engine.exit_text
-    process.returncode = 1
-    assert engine.exit_text == "the engine process ended with exit code 1"
+@pytest.mark.parametrize(("num_kills", "number"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGTERM)])
+def test_an_engine_that_the_kernel_killed_for_lack_of_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, num_kills: int, number: int
+) -> None:
+    """It may die before it gets its specification: while it imports its modules."""
+    kills = iter([1, num_kills])
+    monkeypatch.setattr(spawn, "oom_kills", lambda: next(kills))
+    with spawn.Spawned([sys.executable, "-c", "input()"], stdin=-1) as process:
+        process.send_signal(number)
+        process.wait()
+        text = EngineProcess(process).exit_text
+    assert text.startswith(f"the engine process was ended by signal {number:d}")
+    assert ("for lack of memory" in text) == (num_kills == 2 and number == signal.SIGKILL)
