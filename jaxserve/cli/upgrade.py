@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from io import FileIO
 
 from jaxserve.cli.flags import add_flags, add_model_flag, configs_from_flags
 from jaxserve.config import Config
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, StartupError
 from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.models.model_devices import divide_among_models
 from jaxserve.runtime.spawn import spawned
@@ -58,18 +60,25 @@ def run(arguments: argparse.Namespace) -> int:
     if child == 0:
         os.close(reader)
         os.setsid()
-        return _serve(configs, after_drain=arguments.after_drain, on_done=lambda: _report(writer))
+        if os.fork() != 0:
+            os._exit(0)
+        # The server is now a child of systemd, which waits for the end of no other process: it would kill this one at once.
+        command = os.fdopen(writer, "wb", buffering=0)
+        try:
+            return _serve(configs, after_drain=arguments.after_drain, on_done=lambda: _report(command, 0))
+        except StartupError as error:
+            atexit.register(_report, command, error.exit_code)  # when the error has been printed
+            raise
     os.close(writer)
-    if os.read(reader, 1):
-        return 0
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1
+    os.waitpid(child, 0)
+    code = os.read(reader, 1)
+    return code[0] if code else 1
 
 
-def _report(writer: int) -> None:
-    """Have the waiting command return 0."""
-    with contextlib.suppress(BrokenPipeError):  # it was killed
-        os.write(writer, b"1")
-    os.close(writer)
+def _report(command: FileIO, code: int) -> None:
+    """Have the command that waits return `code`, unless it has ended."""
+    with contextlib.suppress(BrokenPipeError, ValueError), command:
+        command.write(bytes([code]))
 
 
 def _serve(configs: Sequence[Config], *, after_drain: bool, on_done: Callable[[], None] = lambda: None) -> int:
