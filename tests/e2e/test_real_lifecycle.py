@@ -43,19 +43,20 @@ def warmup_compilations(server: Server) -> float:
 def test_second_start_compiles_no_program(tmp_path: Path) -> None:
     """Placing weights and pages takes a few small programs of JAX's own in any start.
 
-    The second start has another context, of which programs for CPUs know nothing.
+    The second start has a copy of the programs, and another context, of which programs for CPUs know nothing.
     """
-    cache = tmp_path / "programs"
+    cache, copy = tmp_path / "programs", tmp_path / "copy"
     with serving_tiny(*FEW_PROGRAMS, programs=cache) as cold:
         cold_text, cold_compilations = greedy(cold)["text"], warmup_compilations(cold)
-    files = {file: file.stat().st_ino for file in cache.iterdir()}
+    subprocess.run(["cp", "-a", str(cache), str(copy)], check=True)
+    files = {file: file.stat().st_ino for file in copy.iterdir()}
     assert len(files) == NUM_PROGRAMS
-    with serving_tiny(*FEW_PROGRAMS, "--max-model-len", "128", programs=cache) as warm:
+    with serving_tiny(*FEW_PROGRAMS, "--max-model-len", "128", programs=copy) as warm:
         shown = [line for line in warm.lines if " left" not in line]  # those in the middle of a phase that takes long
         assert shown[-1].startswith("jaxserve is ready at ") and len(shown) <= MAX_START_LINES, warm.output
         assert greedy(warm)["text"] == cold_text
         assert warmup_compilations(warm) == cold_compilations - NUM_PROGRAMS
-    assert {file: file.stat().st_ino for file in cache.iterdir()} == files, "an entry was written again"
+    assert {file: file.stat().st_ino for file in copy.iterdir()} == files, "an entry was written again"
 
 
 def test_a_server_starts_warm_with_the_command_that_jaxserve_compile_prints(tmp_path: Path) -> None:

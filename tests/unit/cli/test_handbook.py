@@ -42,6 +42,11 @@ RUN_BY = {
     "jaxserve compile": "tests/e2e/test_real_lifecycle.py::test_a_server_starts_warm_with_the_command_that_jaxserve_compile_prints",
     "jaxserve convert": "tests/engine/test_converted.py::test_a_killed_conversion_leaves_no_model_or_a_whole_one",
     "kill -HUP": "tests/e2e/test_tenants.py::test_keys_change_while_the_server_runs_and_commands_are_the_operators",
+    "cp -a": "tests/e2e/test_real_lifecycle.py::test_second_start_compiles_no_program",
+    "numactl --cpunodebind": "tests/e2e/test_process_limits.py::test_numactl_binds_the_server_and_its_engine_to_a_node",
+    "systemctl enable": "tests/e2e/test_systemd.py::test_systemctl_starts_reloads_and_stops_the_server_and_streams_end_whole",
+    "systemctl reload": "tests/e2e/test_systemd.py::test_systemctl_starts_reloads_and_stops_the_server_and_streams_end_whole",
+    "ulimit -n": "tests/e2e/test_process_limits.py::test_a_limit_on_open_files_that_connections_exceed_is_named",
     "make base-digests": "tests/unit/docker/test_docker_files.py::test_new_digests_are_those_of_the_bytes_that_the_registry_has",
 }
 """The longest beginning of a command counts. A test's file has the name of the command, or the words below."""
@@ -49,17 +54,18 @@ RUN_AS = {
     "jaxserve serve --otlp-traces-endpoint": "otlp_traces_endpoint",
     "jaxserve convert": "tests.engine.killed_conversions",
     "kill -HUP": "signal.SIGHUP",
+    "cp -a": '"cp", "-a"',
+    "numactl --cpunodebind": '"numactl"',
+    "systemctl enable": '"systemctl"',
+    "systemctl reload": '"systemctl"',
     "make base-digests": "base_digests.sh",
 }
 NOT_RUN = {
     "make container-check": "a test itself, which needs root, buildah and minutes; tests/unit/docker has those of its parts",
     "docker ": "no container engine: `make container-check` builds the image and runs it by buildah",
     "kubectl ": "no cluster: manifests are validated",
-    "numactl ": "one node; the command after it is `jaxserve serve`",
-    "pip install": "the environment of the tests has the package",
-    "cp -a": "the system's",
-    "ulimit ": "the shell's",
-    "systemctl reload": "no systemd: the notifications and `upgrade --detach` are tested",
+    "pip install": "extras come from an index: tests/unit/test_wheel.py installs the wheel alone",
+    "ulimit -l": "a container with a TPU has to raise it",
 }
 """The files and flags that these name are tested in tests/unit/docker/test_documented_commands.py."""
 _LOGS = re.compile(r"\.(?:info|warning|error|critical)\(|silent|signal")

@@ -70,7 +70,8 @@ TABLE: Final = {
     "kubectl describe pod": Subcommand(),
     "helm install": Subcommand(("--values", "--set"), names=("release", "chart")),
     "helm uninstall": Subcommand(),
-    "systemctl reload": Subcommand(),
+    "systemctl enable": Subcommand(switches=("--now",), names=("unit",)),
+    "systemctl reload": Subcommand(names=("unit",)),
     "numactl": Subcommand(("--cpunodebind", "--membind")),
 }
 
@@ -228,7 +229,7 @@ UNIT = re.search(r"^```ini\n(\[Service\]\n.*?)^```$", HANDBOOK, re.M | re.S)
 def test_the_unit_of_systemd_has_what_the_command_to_reload_it_needs() -> None:
     assert UNIT is not None
     keys = dict(line.split("=", 1) for line in UNIT[1].splitlines() if "=" in line)
-    assert "systemctl reload" in HANDBOOK
+    assert "\nsystemctl reload jaxserve\n" in HANDBOOK
     assert " upgrade --detach " in keys["ExecReload"], "the server reports the process that has taken over"
     assert (keys["Type"], keys["NotifyAccess"]) == ("notify", "all")
     assert keys["KillMode"] == "mixed", "SIGTERM to the first process only"
