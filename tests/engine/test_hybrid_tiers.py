@@ -25,6 +25,7 @@ MORE_MODELS = {
     "Mamba-2": ("granitemoehybrid_tiny", {}),
     "Mamba-2 with int8 keys and values": ("nemotron_h_tiny", {"kv_cache_dtype": "int8"}),
     "short convolution": ("lfm2_tiny", {}),
+    "last tokens and last inputs": ("qwen4_exp_tiny", {}),
     "beside the pages of a draft model": (
         "qwen3_5_odd_tiny",
         {"draft_model": golden_checkpoint("smollm2_tiny").path, "num_speculative_tokens": 3},
