@@ -65,8 +65,8 @@ class TierConfig:
     )
     kv_peers: str | None = option(
         None,
-        help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them; an engine leaves "
-        "out its own",
+        help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them; a name stands for "
+        "all its addresses, which may change; an engine leaves out its own",
     )
     kv_peer_token: str | None = option(
         None,

@@ -46,6 +46,8 @@ class Fetch:
     missing: MissingPrefix
     plan: FetchPlan | None
     """None: the job asks peers, and makes it."""
+    peers: Sequence[PageStore]
+    """Stores that the job may ask besides those of the engine."""
     restored: RestoredPages
     keys: list[RequestId]
     """The requests that wait for it."""
@@ -85,7 +87,6 @@ class FetchJob:
         self,
         device: PageDevice[Any],
         stores: Sequence[OwnStore],
-        peers: Sequence[PageStore],
         rule: FetchRule,
         stats: TierStats,
         snapshots: Snapshots | None = None,
@@ -93,7 +94,6 @@ class FetchJob:
         self._device = device
         self._snapshots = snapshots
         self._stores = stores
-        self._peers = peers
         self._rule = rule
         self._stats = stats
         self._progress = threading.Condition()
@@ -125,7 +125,7 @@ class FetchJob:
     def _stage(self, fetch: Fetch) -> None:
         plan = fetch.plan
         if plan is None:
-            plan = plan_fetch([*self._stores, *self._peers], fetch.missing)
+            plan = plan_fetch([*self._stores, *fetch.peers], fetch.missing)
             if plan is None:
                 return
             if not self._rule.pays(plan.costs(self._device.layout), fetch.missing.num_saved(plan.end)):
@@ -162,7 +162,7 @@ class FetchJob:
 
     def _get(self, fetch: Fetch, names: Sequence[BlockHash], pages: Sequence[Page]) -> tuple[str, int]:
         """Read the leading pages that one tier has, and give the stores above it a copy; returns tier and number."""
-        for index, store in enumerate([*self._stores, *self._peers]):
+        for index, store in enumerate([*self._stores, *fetch.peers]):
             if count := store.get(names, pages):
                 for name, page in zip(names[:count], pages, strict=False):
                     for faster in self._stores[:index]:

@@ -49,13 +49,13 @@ class PageFetcher:
         rule: FetchRule,
         stats: TierStats,
         *,
-        peers: Sequence[PageStore] = (),
+        peers: Callable[[], Sequence[PageStore]] = tuple,
         snapshots: Snapshots | None = None,
         timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`peers`: stores that a job has to ask what they have. `snapshots`: those of a model with recurrent states. `timeout_s`:
-        longest time without a batch."""
+        """`peers`: returns the stores there are now that a job has to ask what they have. `snapshots`: those of a model with recurrent
+        states. `timeout_s`: longest time without a batch."""
         self._pool = pool
         self._device = device
         self._stores = stores
@@ -69,7 +69,7 @@ class PageFetcher:
         self._tried: dict[RequestId, tuple[int, int, int]] = {}
         """The rank of the last fetch for each request, and the pages that were cached and usable there."""
         self._writes: list[tuple[PageDevice[Any], list[BlockId], StagedPages]] = []
-        self._job = FetchJob(device, stores, peers, rule, stats, snapshots)
+        self._job = FetchJob(device, stores, rule, stats, snapshots)
         self._threads = ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="kv-fetch")
 
     def unwritten(self, device: PageDevice[Any]) -> frozenset[BlockId]:
@@ -90,8 +90,8 @@ class PageFetcher:
                 self._tried[key] = state
                 fetch.keys.append(key)
                 return True
-        plan = plan_fetch(self._stores, missing)
-        if self._peers and (plan is None or plan.end < missing.longest):
+        plan, peers = plan_fetch(self._stores, missing), self._peers()
+        if peers and (plan is None or plan.end < missing.longest):
             plan = None  # the job asks them
         elif plan is None:
             return False
@@ -102,7 +102,7 @@ class PageFetcher:
         self._tried[key] = state
         now = self._clock()
         restored = RestoredPages(self._pool, missing.hashes, missing.num_cached, missing.rank)
-        fetch = Fetch(missing, plan, restored, [key], now, now)
+        fetch = Fetch(missing, plan, peers, restored, [key], now, now)
         self._fetches.append(fetch)
         self._threads.submit(self._job.run, fetch)
         return True

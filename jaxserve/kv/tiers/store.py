@@ -30,10 +30,6 @@ class PageStore(Protocol):
         """Copy what has these names into `pages`, up to the first that is not here; returns how many."""
         ...
 
-    def close(self) -> None:
-        """Release files, sockets and threads."""
-        ...
-
 
 class OwnStore(PageStore, Protocol):
     """A store of this engine. It evicts the least recently used: what was stored or touched longest ago."""
@@ -53,6 +49,10 @@ class OwnStore(PageStore, Protocol):
 
     def clear(self) -> None:
         """Forget every page."""
+        ...
+
+    def close(self) -> None:
+        """Release memory, files and threads."""
         ...
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,14 +15,14 @@ from jaxserve.kv.tiers.disk import DiskStore
 from jaxserve.kv.tiers.fetcher import PageFetcher
 from jaxserve.kv.tiers.host import HostStore
 from jaxserve.kv.tiers.page import PageLayout, snapshot_name
-from jaxserve.kv.tiers.peer import PeerStore
+from jaxserve.kv.tiers.peer import Peers
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.saver import PageSaver
 from jaxserve.kv.tiers.server import PageServer
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.store import OwnStore
-from jaxserve.kv.tiers.wire import UnresolvedError, endpoint_of
+from jaxserve.kv.tiers.wire import endpoint_of
 from jaxserve.types import BlockHash
 
 
@@ -48,17 +47,13 @@ class KVTiers:
         self._block_size = block_size
         self._changes = changes
         token = config.kv_peer_token or ""
-        for address in config.peers:
-            with contextlib.suppress(UnresolvedError):  # it may come later
-                endpoint_of(address, "--kv-peers", token)
+        own = None if config.kv_listen is None else endpoint_of(config.kv_listen, "--kv-listen", token)
         self.are_shared = config.are_shared
         """True if pages outlive the engine, or move between engines."""
         self.stats = TierStats(keeps_lost=changes is not None)
         self.rule = FetchRule(block_size, always=config.kv_fetch == "always")
         self._stores = _open_stores(config, device.layout, self.stats)
-        self._peers = [
-            PeerStore(device.layout, address, token, config.kv_fetch_timeout, self.stats) for address in config.peers
-        ]
+        self._peers = Peers(device.layout, config.peers, token, config.kv_fetch_timeout, self.stats, own=own)
         self._device = device
         self._snapshots = snapshots
         copies_again = max((store.max_pages for store in self._stores), default=0) > pool.num_usable
@@ -81,14 +76,13 @@ class KVTiers:
             self._stores,
             self.rule,
             self.stats,
-            peers=self._peers,
+            peers=self._peers.stores,
             snapshots=snapshots,
             timeout_s=config.kv_fetch_timeout,
         )
         self._server: PageServer | None = None
-        if config.kv_listen is not None:
-            endpoint = endpoint_of(config.kv_listen, "--kv-listen", token)
-            self._server = PageServer(device.layout, self._stores, self._is_coming, endpoint, token)
+        if own is not None:
+            self._server = PageServer(device.layout, self._stores, self._is_coming, own, token)
         if changes is not None:
             changes.is_kept = self.holds
 
@@ -168,8 +162,7 @@ class KVTiers:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for peer in self._peers:
-            peer.close()
+        self._peers.close()
         self.fetcher.close()
         for saver in self._savers:
             saver.close()

@@ -11,10 +11,13 @@ given any.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
+import os
 import socket
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final
 
 import msgspec
 import zmq
@@ -62,7 +65,7 @@ class PageReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The leading pages that the peer has."""
 
     nonce: bytes
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=0)]
     """Leading pages of the request that the peer has; with `finds_first` the index of the first that it has, or the number of names."""
 
 
@@ -123,34 +126,57 @@ def known_hashes(request: PageRequest) -> list[BlockHash]:
 
 
 def endpoint_of(address: str, flag: str, token: str | None) -> str:
-    """Return ZeroMQ's endpoint of `HOST:PORT`.
+    """Return ZeroMQ's endpoint of `HOST:PORT`, the first one of a name. Raises the errors of `endpoints_of`."""
+    return endpoints_of(address, flag, token)[0]
 
-    Raises ConfigError if it is none, if it is not a loopback or private address, or if it needs a token: without one
-    only programs of this host can be kept out, by the loopback address. Raises UnresolvedError if the host has no address now.
+
+def endpoints_of(
+    address: str, flag: str, token: str | None, resolve: Callable[[str], Iterable[str]] | None = None
+) -> list[str]:
+    """Return ZeroMQ's endpoints of `HOST:PORT`, sorted: one for each address of the host.
+
+    resolve: returns the addresses of a host, or raises OSError; the resolver of the system unless it is given. Raises ConfigError if
+    `address` is none, if an address of the host is not a loopback or private one, or if one needs a token: without one only
+    programs of this host can be kept out, by the loopback address. Raises UnresolvedError if the host has no address now.
     """
     host, port = host_and_port(flag, address)
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise UnresolvedError(f"{flag} {address!r}: the host cannot be resolved: {error.strerror}") from error
-    addresses = [ipaddress.ip_address(str(entry).partition("%")[0]) for entry in sorted(map(str, found))]
-    for one in addresses:
+        found = sorted({entry.partition("%")[0] for entry in (resolve or _addresses_of)(host)})
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UnresolvedError(f"{flag} {address!r}: the host cannot be resolved: {reason}") from error
+    endpoints = list[str]()
+    for one in map(ipaddress.ip_address, found):
         if one.is_unspecified or not (one.is_loopback or one.is_private or one.is_link_local):
             raise ConfigError(
                 f"{flag} {address!r}: {one} is no loopback or private address: pages belong on a private network"
             )
         if not one.is_loopback and not token:
             raise ConfigError(f"{flag} {address!r}: an address beyond this host needs --kv-peer-token")
-    first = addresses[0]
-    return f"tcp://[{first}]:{port}" if first.version == 6 else f"tcp://{first}:{port}"
+        endpoints.append(f"tcp://[{one}]:{port}" if one.version == 6 else f"tcp://{one}:{port}")
+    return endpoints
 
 
-def check_listener(endpoint: str, timeout_s: float) -> None:
-    """Raise WireError if no process listens at a ZeroMQ endpoint. ZeroMQ would connect again and again, and not say so."""
+def _addresses_of(host: str) -> list[str]:
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+
+
+def begin_probe(endpoint: str) -> socket.socket:
+    """Begin to connect to a ZeroMQ endpoint, without waiting. Raises WireError.
+
+    ZeroMQ would connect again and again, and not say that no process listens there.
+    """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    with socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET) as probe:
-        probe.settimeout(timeout_s)
-        try:
-            probe.connect((host.strip("[]"), int(port)))
-        except OSError as error:
-            raise WireError(f"cannot connect: {error.strerror or error}") from error
+    probe = socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET)
+    probe.setblocking(False)
+    error = probe.connect_ex((host.strip("[]"), int(port)))
+    if error not in (0, errno.EINPROGRESS):
+        probe.close()
+        raise WireError(f"cannot connect: {os.strerror(error)}")
+    return probe
+
+
+def check_probe(probe: socket.socket) -> None:
+    """Raise WireError if a probe has not connected, although it is ready to be written to."""
+    if error := probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise WireError(f"cannot connect: {os.strerror(error)}")

@@ -17,7 +17,7 @@ from jaxserve.config import CacheConfig, Config, ModelConfig, TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.host import HostStore
 from jaxserve.kv.tiers.page import CacheBlock, PageLayout
-from jaxserve.kv.tiers.peer import PeerStore
+from jaxserve.kv.tiers.peer import Peer, PeerStore
 from jaxserve.kv.tiers.server import PageServer
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.wire import (
@@ -68,9 +68,12 @@ def peer(
     timeout_s: float = 10.0,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Iterator[PeerStore]:
-    address = endpoint.removeprefix("tcp://")
-    with contextlib.closing(PeerStore(layout, address, token, timeout_s, stats, clock)) as store:
-        yield store
+    """Return the store of one peer."""
+    with (
+        zmq.Context() as context,
+        contextlib.closing(Peer(layout, endpoint, token, timeout_s, stats, context, clock)) as one,
+    ):
+        yield PeerStore(layout, [one], timeout_s)
 
 
 def test_pages_arrive_with_equal_bytes(endpoint: str) -> None:
@@ -185,77 +188,95 @@ def test_client_takes_no_frame_of_a_server_without_the_token(endpoint: str) -> N
         with listener.accept()[0] as probe:
             assert probe.recv(1) == b"", "it only looks if a process listens"
         assert is_closed(listener.accept()[0])
-        store._closed.set()
+        store._peers[0].closed.set()
         asking.join()
 
 
-def test_peer_that_comes_back_with_another_address_is_found(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = int(endpoint.rpartition(":")[2])
-    stats, now, found = TierStats(), [0.0], list[str]()
-
-    def resolve(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
-        if not found:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found[0], port))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    config = TierConfig(kv_peers=f"pod:{port}", kv_peer_token=TOKEN)
-    rig = Rig(tiers=config)
-    assert rig.tiers is not None
-    rig.tiers.close()
-    with served(2, endpoint), peer(f"pod:{port}", stats, clock=lambda: now[0]) as store:
-        assert store.num_leading(NAMES) == 0
-        assert stats.take().failures == {"peer_error": 1}
-        now[0], found[:] = 60.0, ["127.0.0.2"]
-        assert store.num_leading(NAMES) == 0
-        assert stats.take().failures == {"peer_error": 1}
-        now[0], found[:] = 120.0, ["127.0.0.1"]
-        assert store.num_leading(NAMES) == 2
-
-
-def test_slow_resolver_holds_up_neither_fetches_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, may_answer, now, stats = threading.Semaphore(0), threading.Event(), [0.0], TierStats()
-
-    def resolve(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
-        begun.release()
-        may_answer.wait(30)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with peer("pod:7000", stats, timeout_s=0.05, clock=lambda: now[0]) as store:
-        for now[0] in (0.0, 60.0):
+def test_a_host_that_takes_no_connection_ends_the_wait_in_time_and_is_connected_to_anew(endpoint: str) -> None:
+    """A host that is down answers no packet. What its connection ends with later is of no interest to the next request."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    now, stats = [0.0], TierStats()
+    with peer(endpoint, stats, timeout_s=0.05, clock=lambda: now[0]) as store:
+        with socket.create_server((host, int(port)), backlog=0), contextlib.ExitStack() as connections:
+            for _ in range(2):  # Linux drops what the queue of a listener does not hold
+                one = connections.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex((host, int(port)))
             assert store.num_leading(NAMES) == 0
             assert stats.take().failures == {"peer_timeout": 1}
-        assert begun.acquire(timeout=30)
-        assert not begun.acquire(blocking=False), "the second try waits for the answer to the first"
-        store._timeout_s, now[0] = 60.0, 120.0
-        asking = threading.Thread(target=store.num_leading, args=(NAMES,))
+        with served(2, endpoint):
+            store._timeout_s, now[0] = 10.0, 60.0
+            assert store.num_leading(NAMES) == 2
+
+
+def test_peers_are_asked_at_once_and_the_one_that_has_most_gives_the_pages() -> None:
+    """The first one is frozen: it is waited for, but the others have answered by then."""
+    ports, stats = [free_port() for _ in range(4)], TierStats()
+    endpoints = [f"tcp://127.0.0.1:{port}" for port in ports]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(socket.create_server(("127.0.0.1", ports[0])))
+        for endpoint, num_pages in zip(endpoints[1:], (0, 4, 2), strict=True):
+            stack.enter_context(served(num_pages, endpoint))
+        context = stack.enter_context(zmq.Context())
+        peers = [Peer(LAYOUT, one, TOKEN, 0.5, stats, context) for one in endpoints]
+        for one in peers:
+            stack.enter_context(contextlib.closing(one))
+        store = PeerStore(LAYOUT, peers, 0.5)
+        assert store.num_leading(NAMES) == 4
+        assert stats.take().failures == {"peer_timeout": 1}
+        for one in (peers[1], peers[3]):
+            one.closed.set()
+        pages = [LAYOUT.new_page() for _ in NAMES]
+        assert store.get(NAMES, pages) == 4
+        assert b"".join(block.tobytes() for block in pages[3]) == bytes(range(3, 35))
+
+
+def test_a_peer_that_has_all_pages_is_enough() -> None:
+    """The wait for a frozen peer ends: it has not failed."""
+    ports, stats = [free_port() for _ in range(2)], TierStats()
+    with contextlib.ExitStack() as stack:
+        frozen = stack.enter_context(socket.create_server(("127.0.0.1", ports[0])))
+        stack.enter_context(served(6, f"tcp://127.0.0.1:{ports[1]}"))
+        context = stack.enter_context(zmq.Context())
+        peers = [Peer(LAYOUT, f"tcp://127.0.0.1:{port}", TOKEN, 3600.0, stats, context) for port in ports]
+        for one in peers:
+            stack.enter_context(contextlib.closing(one))
+        for _ in range(2):
+            assert PeerStore(LAYOUT, peers, 3600.0).num_leading(NAMES) == 6
+        assert stats.take().failures == {}
+        frozen.accept()[0].close()
+
+
+def test_a_page_that_its_peer_has_lost_comes_from_another_one() -> None:
+    stats, endpoints = TierStats(), [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(served(number, one)) for number, one in zip((6, 5), endpoints, strict=True)]
+        context = stack.enter_context(zmq.Context())
+        peers = [Peer(LAYOUT, one, TOKEN, 10.0, stats, context) for one in endpoints]
+        for one in peers:
+            stack.enter_context(contextlib.closing(one))
+        store = PeerStore(LAYOUT, peers, 10.0)
+        assert store.num_leading(NAMES) == 6
+        stores[0].clear()
+        assert store.get(NAMES, [LAYOUT.new_page() for _ in NAMES]) == 5
+
+
+def test_a_peer_that_another_fetch_waits_for_is_asked_last(endpoint: str) -> None:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    other, stats = f"tcp://127.0.0.1:{free_port()}", TierStats()
+    with served(6, other), socket.create_server((host, int(port))) as frozen, contextlib.ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        peers = [Peer(LAYOUT, one, TOKEN, 3600.0, stats, context) for one in (endpoint, other)]
+        for one in peers:
+            stack.enter_context(contextlib.closing(one))
+        asking = threading.Thread(target=PeerStore(LAYOUT, peers[:1], 3600.0).num_leading, args=(NAMES,))
         asking.start()
-    asking.join()
+        stack.enter_context(frozen.accept()[0])
+        assert PeerStore(LAYOUT, peers, 3600.0).num_leading(NAMES) == 6
+        assert peers[0].lock.locked()
+        peers[0].closed.set()
+        asking.join()
     assert stats.take().failures == {}
-    may_answer.set()
-
-
-def test_a_peer_that_is_back_does_not_suffer_from_the_error_of_an_earlier_request(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host that is down answers no packet: the connection is given up a moment after the request."""
-    may_fail, now, stats = threading.Event(), [0.0], TierStats()
-
-    def never_connects(endpoint: str, timeout_s: float) -> None:
-        may_fail.wait(30)
-        raise WireError("cannot connect: timed out")
-
-    with served(2, endpoint), peer(endpoint, stats, timeout_s=0.05, clock=lambda: now[0]) as store:
-        with monkeypatch.context() as down:
-            down.setattr("jaxserve.kv.tiers.peer.check_listener", never_connects)
-            assert store.num_leading(NAMES) == 0
-            assert stats.take().failures == {"peer_timeout": 1}
-            assert store._endpoint is not None
-            may_fail.set()
-            assert store._endpoint.exception(timeout=30) is not None
-        store._timeout_s, now[0] = 10.0, 60.0
-        assert store.num_leading(NAMES) == 2
 
 
 @contextmanager
@@ -294,6 +315,7 @@ def reply(request: PageRequest, *pages: bytes) -> list[bytes]:
         (lambda request: reply(request, GOOD)[:1], 0, None),
         (lambda request: [b"junk", b"junk"], 0, "peer_error"),
         (lambda request: [b"junk"], 0, "peer_error"),
+        (lambda request: [header_of(PageReply(request.nonce, -1)), GOOD], 0, "peer_error"),
         (lambda request: reply(PageRequest(b"another request", "", [], 1), GOOD), 0, "peer_timeout"),
     ],
 )
