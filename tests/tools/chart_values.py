@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.tools.render_chart import CHART, FIXTURES, digest, merged, render
+from tests.tools.render_chart import CHART, FIXTURES, KV_PEERS, digest, merged, render
 
 FIXTURE: Final = FIXTURES / "values.json"
 FEATURES: Final[dict[str, Any]] = {
@@ -25,10 +25,10 @@ FEATURES: Final[dict[str, Any]] = {
 BASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "deployment": ("gpu", {}),
     "deployment-tpu": ("tpu", {}),
-    "deployment-features": ("gpu", FEATURES),
+    "deployment-features": ("gpu", merged(FEATURES, KV_PEERS)),
     "several-hosts": ("multi-host-gpu", {}),
     "several-hosts-features": ("multi-host-gpu", FEATURES),
-    "ray": ("ray", {}),
+    "ray": ("ray", KV_PEERS),
 }
 """The file of values and further values from which one value is changed: every kind of document that makes pods."""
 OTHERS: Final[dict[str, Any]] = {
@@ -56,6 +56,7 @@ OTHERS: Final[dict[str, Any]] = {
     "startup.timeout": 2400,
     "service.type": "LoadBalancer",
     "service.port": 80,
+    "kvPeers.port": 7100,
     "podDisruptionBudget.maxUnavailable": 2,
     "gateway.name": "public",
     "gateway.picker.name": "chooser",

@@ -60,6 +60,7 @@ RAY: Final[dict[str, Any]] = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "sharedMemory": "8Gi",
 }
+KV_PEERS: Final[dict[str, Any]] = {"settings": {"kv_offload_memory": "64GiB"}, "kvPeers": {"enabled": True}}
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "cpu": ("cpu", {}),
     "gpu": ("gpu", {}),
@@ -70,6 +71,8 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "ray-settings": ("ray", RAY),
     "everything": ("gpu", EVERYTHING),
     "gateway": ("gpu", {"gateway": {"enabled": True}}),
+    "kv-peers": ("gpu", KV_PEERS),
+    "ray-kv-peers": ("ray", KV_PEERS),
     "multi-host-gateway": ("multi-host-gpu", GATEWAY),
 }
 """The file of values and further values, by the fixture's name."""

@@ -9,9 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
+from jaxserve.config import TierConfig
+from jaxserve.host_settings import host_and_port
 from jaxserve.ray.settings import read_arguments
 from tests.e2e.http_server import TOKENIZER
-from tests.tools.render_chart import CASES, GATEWAY, RAY, can_render, render
+from tests.tools.render_chart import CASES, GATEWAY, KV_PEERS, RAY, can_render, merged, render
 from tests.unit.docker.test_helm import SCHEMA, fixture, values
 
 Document = dict[str, Any]
@@ -140,6 +142,42 @@ def test_workers_on_ray_get_what_pods_get() -> None:
     assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
 
 
+@pytest.mark.parametrize("case", ["kv-peers", "ray-kv-peers"])
+def test_replicas_find_each_other_by_the_name_of_a_headless_service(case: str) -> None:
+    rendered = fixture(case)
+    service = rendered["Service", "jaxserve-kv"]["spec"]
+    if case == "kv-peers":
+        template = rendered["Deployment", "jaxserve"]["spec"]["template"]
+        assert service["selector"].items() <= template["metadata"]["labels"].items()
+        assert {"name": "kv", "containerPort": 7001} in template["spec"]["containers"][0]["ports"]
+    else:
+        cluster = rendered["RayService", "jaxserve"]["spec"]["rayClusterConfig"]
+        template = cluster["workerGroupSpecs"][0]["template"]
+        assert service["selector"] == {**template["metadata"]["labels"], "ray.io/node-type": "worker"}
+    assert service["clusterIP"] == "None", "its name resolves to the addresses of pods"
+    assert service["ports"] == [{"name": "kv", "port": 7001}]
+    (container,) = template["spec"]["containers"]
+    variables = {entry["name"]: entry for entry in container["env"]}
+    assert list(variables).index("POD_IP") < list(variables).index("JAXSERVE_KV_LISTEN"), (
+        "Kubernetes replaces earlier ones"
+    )
+    assert variables["POD_IP"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    token = variables["JAXSERVE_KV_PEER_TOKEN"]["valueFrom"]
+    assert token == {"secretKeyRef": {"name": "jaxserve", "key": "kv-peer-token"}}
+    listen, peers = (variables[f"JAXSERVE_KV_{name}"]["value"] for name in ("LISTEN", "PEERS"))
+    for address in ("10.0.0.1", "fd00::1"):
+        config = TierConfig(kv_offload_memory=1, kv_listen=listen.replace("$(POD_IP)", address), kv_peers=peers)
+        assert host_and_port("--kv-listen", config.kv_listen or "") == (address, 7001)
+        assert config.peers == ["jaxserve-kv:7001"]
+
+
+def test_only_replicas_may_fetch_pages_from_each_other() -> None:
+    policy, without = (fixture(case)["NetworkPolicy", "jaxserve"]["spec"] for case in ("kv-peers", "gpu"))
+    peers, ports = [{"podSelector": {"matchLabels": {"app": "jaxserve"}}}], [{"port": 7001}]
+    assert [rule for rule in policy["ingress"] if rule not in without["ingress"]] == [{"from": peers, "ports": ports}]
+    assert [rule for rule in policy["egress"] if rule not in without["egress"]] == [{"to": peers, "ports": ports}]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -155,6 +193,7 @@ def test_workers_on_ray_get_what_pods_get() -> None:
         {"settings": {"drain_timeout_s": -1}},
         {"settings": {"max_replicas": "4"}},
         {"ray": {"workers": 2}},
+        {"kvPeers": {"port": 80}},
     ],
     ids=str,
 )
@@ -173,6 +212,20 @@ def test_the_schema_refuses_wrong_values(wrong: Document) -> None:
         ("gpu", {"exclusiveTopology": "cloud.google.com/gke-nodepool"}, "exclusiveTopology needs hosts of 2 or more"),
         ("gpu", {"ray": {"enabled": True}}, "ray.enabled needs networkPolicy.enabled: false"),
         ("multi-host-gpu", {"settings": {"num_hosts": 2}}, "settings.num_hosts: the LeaderWorkerSet sets it"),
+        (
+            "gpu",
+            {"kvPeers": {"enabled": True}},
+            "kvPeers.enabled needs settings.kv_offload_memory or settings.kv_offload_dir",
+        ),
+        ("gpu", {"kvPeers": {"port": 7100}}, "kvPeers.port needs kvPeers.enabled"),
+        ("gpu", merged(KV_PEERS, {"kvPeers": {"port": 8000}}), "kvPeers.port: pods answer requests on 8000"),
+        ("gpu", merged(KV_PEERS, {"settings": {"kv_peers": "10.0.0.1:7001"}}), "settings.kv_peers: the chart sets it"),
+        (
+            "ray",
+            merged(KV_PEERS, {"settings": {"kv_listen": "10.0.0.1:7001"}}),
+            "settings.kv_listen: the chart sets it",
+        ),
+        ("multi-host-gpu", KV_PEERS, "kvPeers.enabled needs hosts: 1"),
         ("ray", {"hosts": 2}, "ray.enabled needs hosts: 1"),
         ("ray", {"monitoring": {"enabled": True}}, "ray.enabled needs monitoring.enabled: false"),
         ("ray", {"gateway": {"enabled": True}}, "ray.enabled needs gateway.enabled: false"),

@@ -150,6 +150,7 @@ def test_settings_that_would_have_no_effect_are_refused(file: str, name: str, me
         ("model", "set model"),
         ("host", "pods answer on all their addresses"),
         ("port", "pods answer on 8000"),
+        ("kv_peer_token", "put it into kv-peer-token of the secret"),
         ("num_hosts", "the LeaderWorkerSet sets it from hosts"),
     ],
 )

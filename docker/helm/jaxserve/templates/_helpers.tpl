@@ -128,6 +128,28 @@ runtimeClassName: {{ . }}
       optional: true
 {{- end }}
 
+{{- /* The headless Service of all replicas that exchange KV pages. */ -}}
+{{- define "jaxserve.kvService" -}}
+{{ .Release.Name }}-kv
+{{- end }}
+
+{{- /* Where a pod serves KV pages, and from whom it fetches them: the Service's name stands for all pods, itself left out. */ -}}
+{{- define "jaxserve.kvPeers" -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: JAXSERVE_KV_LISTEN
+  value: $(POD_IP):{{ .Values.kvPeers.port }}
+- name: JAXSERVE_KV_PEERS
+  value: {{ include "jaxserve.kvService" . }}:{{ .Values.kvPeers.port }}
+- name: JAXSERVE_KV_PEER_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.secretName }}
+      key: kv-peer-token
+{{- end }}
+
 {{- define "jaxserve.volumeMounts" -}}
 - name: tmp
   mountPath: /tmp
@@ -194,10 +216,17 @@ spec:
         {{- end }}
         {{- include "jaxserve.apiKey" . | nindent 8 }}
         {{- include "jaxserve.hubToken" . | nindent 8 }}
+        {{- if .Values.kvPeers.enabled }}
+        {{- include "jaxserve.kvPeers" . | nindent 8 }}
+        {{- end }}
       {{- if $answersHttp }}
       ports:
         - name: http
           containerPort: 8000
+        {{- if .Values.kvPeers.enabled }}
+        - name: kv
+          containerPort: {{ .Values.kvPeers.port }}
+        {{- end }}
       # No pod is restarted while a model is fetched, loaded and compiled.
       startupProbe:
         httpGet:
