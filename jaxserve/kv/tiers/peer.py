@@ -98,7 +98,7 @@ class Peer:
 
     @property
     def awaited(self) -> tuple[Any, int] | None:
-        """What to poll, and for which event, before `advance`; None if no answer is to come."""
+        """The object to poll, and the event, before `advance`; None if no answer is to come."""
         if self._asked is None or self.closed.is_set():
             return None
         return (self._socket, zmq.POLLIN) if self._probe is None else (self._probe.fileno(), zmq.POLLOUT)

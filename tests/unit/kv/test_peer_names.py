@@ -208,7 +208,7 @@ def test_a_resolver_that_hangs_holds_up_neither_the_start_nor_fetches_nor_the_en
     assert stats.take().failures == {"peer_name": 1}, "an answer after the start does not end the engine"
 
 
-def test_engines_behind_one_name_fetch_from_each_other(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_of_one_name_fetch_from_each_other(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All have the same settings, but the address on which they listen."""
     addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     monkeypatch.setattr("jaxserve.kv.tiers.wire._addresses_of", lambda host: addresses if host == "pods" else [host])
