@@ -135,6 +135,8 @@ def endpoints_of(
 ) -> list[str]:
     """Return ZeroMQ's endpoints of `HOST:PORT`, sorted: one for each address of the host.
 
+    Of a host with addresses of both families those of IPv4 are taken: each engine behind `localhost` or a dual-stack Service has one of
+    either.
     resolve: returns the addresses of a host, or raises OSError; the resolver of the system unless it is given. Raises ConfigError if
     `address` is none, if an address of the host is not a loopback or private one, or if one needs a token: without one only
     programs of this host can be kept out, by the loopback address. Raises UnresolvedError if the host has no address now.
@@ -145,15 +147,17 @@ def endpoints_of(
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UnresolvedError(f"{flag} {address!r}: the host cannot be resolved: {reason}") from error
-    endpoints = list[str]()
-    for one in map(ipaddress.ip_address, found):
+    endpoints, addresses = list[str](), [ipaddress.ip_address(each) for each in found]
+    family = min((each.version for each in addresses), default=4)
+    for one in addresses:
         if one.is_unspecified or not (one.is_loopback or one.is_private or one.is_link_local):
             raise ConfigError(
                 f"{flag} {address!r}: {one} is no loopback or private address: pages belong on a private network"
             )
         if not one.is_loopback and not token:
             raise ConfigError(f"{flag} {address!r}: an address beyond this host needs --kv-peer-token")
-        endpoints.append(f"tcp://[{one}]:{port}" if one.version == 6 else f"tcp://{one}:{port}")
+        if one.version == family:
+            endpoints.append(f"tcp://[{one}]:{port}" if one.version == 6 else f"tcp://{one}:{port}")
     return endpoints
 
 

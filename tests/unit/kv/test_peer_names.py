@@ -14,6 +14,7 @@ from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.peer import Peers, PeerStore
 from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.kv.tiers.wire import endpoints_of
 from jaxserve.tools.bench.startup import free_port
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.unit.kv.test_peers import LAYOUT, NAMES, TOKEN, served
@@ -104,7 +105,7 @@ def test_a_name_stands_for_all_its_addresses_but_that_of_the_engine(port: int) -
     resolver = Resolver(["10.0.0.3", "10.0.0.1", "fd00::4", "10.0.0.2", "10.0.0.3"])
     entries = f"10.0.0.9:{port}", f"pods:{port}", f"10.0.0.1:{port}"
     with following(resolver, *entries, own=f"tcp://10.0.0.2:{port}") as peers:
-        assert hosts(peers) == ["10.0.0.9", "10.0.0.1", "10.0.0.3", "[fd00::4]"]
+        assert hosts(peers) == ["10.0.0.9", "10.0.0.1", "10.0.0.3"]
     with following(Resolver(["10.0.0.2"]), f"pods:{port}", own=f"tcp://10.0.0.2:{port}") as peers:
         assert peers.stores() == []
 
@@ -236,3 +237,11 @@ def test_engines_of_one_name_fetch_from_each_other(port: int, monkeypatch: pytes
     for engine in engines:
         assert engine.tiers is not None
         engine.tiers.close()
+
+
+def test_an_engine_with_addresses_of_both_families_is_one_peer() -> None:
+    found = endpoints_of("pods:7001", "--kv-peers", TOKEN, lambda host: ["fd00::2", "10.0.0.2", "fd00::1", "10.0.0.1"])
+    assert found == ["tcp://10.0.0.1:7001", "tcp://10.0.0.2:7001"]
+    assert endpoints_of("pods:7001", "--kv-peers", TOKEN, lambda host: ["fd00::2"]) == ["tcp://[fd00::2]:7001"]
+    with pytest.raises(ConfigError, match="2606:4700::1 is no loopback or private address"):
+        endpoints_of("pods:7001", "--kv-peers", TOKEN, lambda host: ["10.0.0.1", "2606:4700::1"])
