@@ -135,8 +135,8 @@ def endpoints_of(
 ) -> list[str]:
     """Return ZeroMQ's endpoints of `HOST:PORT`, sorted: one for each address of the host.
 
-    Of a host with addresses of both families those of IPv4 are taken: each engine behind `localhost` or a dual-stack Service has one of
-    either.
+    Of a host with addresses of both families those of IPv4 are taken: each engine that `localhost` or a dual-stack Service names has one
+    of either.
     resolve: returns the addresses of a host, or raises OSError; the resolver of the system unless it is given. Raises ConfigError if
     `address` is none, if an address of the host is not a loopback or private one, or if one needs a token: without one only
     programs of this host can be kept out, by the loopback address. Raises UnresolvedError if the host has no address now.
