@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ from PIL import Image
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.config import ImagesConfig
-from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.errors import CheckpointError, ConfigError, InvalidRequestError
 from jaxserve.frontend.images.decode import ImageError
+from jaxserve.frontend.images.loader import LoadedImages
 from jaxserve.frontend.images.positions import ImageSpan, image_spans, mrope_positions
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage
+from jaxserve.frontend.images.prompt import prompt_images
 from jaxserve.frontend.images.videos.decode import Video, VideoReader, decode_video
 from jaxserve.frontend.images.videos.frames import chosen_frames
 from jaxserve.frontend.images.videos.items import load_video_preparer, process_video, video_reader
+from jaxserve.ipc.image_info import ImageInfo
+from jaxserve.ipc.prompt_images import RopePositions
 from jaxserve.model_config.preprocessing.videos import FrameArea, TimePositions, VideoProcessorConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.images.encoder import block_tokens
@@ -272,6 +277,24 @@ def test_text_goes_on_after_the_last_position_of_a_video() -> None:
     assert positions[1].tolist() == [0, 1, 1, 1, 1, 7, 8, 8, 10]
     assert positions[2].tolist() == [0, 1, 2, 1, 2, 7, 8, 9, 10]
     assert delta == 2
+
+
+def test_a_video_that_says_years_is_refused_where_its_times_would_be_positions(tmp_path: Path) -> None:
+    """An engine whose step has a position beyond 32 bits ends."""
+    path = with_videos(tmp_path, "qwen2_5_vl_tiny")
+    token, prepare = config_of(path).token_id, load_video_preparer(path, MAX_PATCHES)
+    info = ImageInfo(MAX_PATCHES, MAX_PATCHES, MAX_PATCHES, merge=2, patch_bytes=192, has_rope_positions=True)
+
+    def positions_of(rate: Fraction, count: int) -> RopePositions | None:
+        video = prepare(video_file(rate=rate), MAX_PIXELS)
+        loaded = LoadedImages((video,) * count, mark_token_ids=(token,))
+        prompt = [1, *[token] * sum(item.num_tokens for item in video.items), 1] * count
+        return prompt_images(prompt, loaded, info, "messages")[1]
+
+    assert positions_of(Fraction(1, 1 << 23), 1) is not None
+    for rate, count in ((Fraction(1, 1 << 29), 1), (Fraction(1, 1 << 23), 12)):
+        with pytest.raises(InvalidRequestError, match="'messages': the videos are too long"):
+            positions_of(rate, count)
 
 
 def test_the_last_group_repeats_the_last_frame(tmp_path: Path) -> None:

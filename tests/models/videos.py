@@ -100,13 +100,13 @@ def with_videos(folder: Path, name: str, **changes: Any) -> Path:
     return made
 
 
-def video_file(kind: str = "matroska", frames: list[Any] | None = None, rate: float = RATE) -> bytes:
+def video_file(kind: str = "matroska", frames: list[Any] | None = None, rate: float | Fraction = RATE) -> bytes:
     """Return a file of this kind with the frames, without loss but for `mp4`."""
     import av
 
     target = io.BytesIO()
     with av.open(target, "w", format=kind) as container:
-        stream = container.add_stream("mpeg4" if kind == "mp4" else "ffv1", rate=int(rate))
+        stream = container.add_stream("mpeg4" if kind == "mp4" else "ffv1", rate=Fraction(rate))
         first = (FRAMES if frames is None else frames)[0]
         stream.width, stream.height = first.size
         stream.pix_fmt = "yuv420p" if kind == "mp4" else "bgr0"

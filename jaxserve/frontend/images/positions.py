@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+
+_MAX_POSITION: Final = 1 << 30
+"""Positions of prompts end before it: those of generated tokens are still integers of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ def mrope_positions(
     grids: patches in a column and in a row of each item; merge: patches of the side of the block that makes one token.
     times: positions in time between the first group of frames of a video and each item, which then follows its last group and shares its
     place: the text goes on after the last of all positions; None: an item with a place of its own, and for all of them: every item has one.
+    Raises ValueError if the times of videos make positions that are too large.
     """
     positions = np.zeros((3, num_tokens), np.int32)
     next_token, next_position, place = 0, 0, 0
@@ -68,5 +73,7 @@ def mrope_positions(
         positions[:, span.start : span.start + span.length] = place + np.stack([0 * rows + (time or 0), rows, columns])
         next_token = span.start + span.length
         next_position = max(next_position, place + max(max(height, width) // merge, (time or 0) + 1))
+    if next_position + num_tokens > _MAX_POSITION:
+        raise ValueError(f"the videos are too long: the text after them would have position {next_position}")
     positions[:, next_token:] = next_position + np.arange(num_tokens - next_token)
     return positions, int(next_position - next_token)

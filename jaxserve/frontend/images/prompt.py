@@ -18,7 +18,7 @@ def prompt_images(
 ) -> tuple[list[PromptImage], RopePositions | None]:
     """Return the images of a prompt with their places, and rotary positions if the model has three for each token.
 
-    Raises InvalidRequestError naming `param` if the prompt does not show every image.
+    Raises InvalidRequestError naming `param` if the prompt does not show every image, or videos are too long.
     """
     items, prompt = images.items, np.array(token_ids, np.int32)
     try:
@@ -33,5 +33,8 @@ def prompt_images(
     if not info.has_rope_positions:
         return placed, None
     grids, times = [item.grid for item in items], [item.time for item in items]
-    positions, delta = mrope_positions(len(prompt), spans, grids, info.merge, times)
+    try:
+        positions, delta = mrope_positions(len(prompt), spans, grids, info.merge, times)
+    except ValueError as error:
+        raise invalid(param, str(error)) from None
     return placed, RopePositions(np.ascontiguousarray(positions, "<i4").tobytes(), delta)
