@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+MAX_ROPE_POSITION: Final = 1 << 30
+"""Rotary positions of prompts end before it: those of generated tokens are still integers of 32 bits."""
 
 
 class PromptImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -35,4 +40,4 @@ class RopePositions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: bytes
     """int32 `[3, T]`, little-endian."""
     delta: int
-    """Added to the place of each generated token."""
+    """Added to the place of each generated token; neither above MAX_ROPE_POSITION nor below its negative."""

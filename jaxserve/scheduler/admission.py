@@ -18,7 +18,7 @@ from jaxserve.errors import (
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
-from jaxserve.ipc.prompt_images import PromptImage
+from jaxserve.ipc.prompt_images import MAX_ROPE_POSITION, PromptImage
 from jaxserve.sampling.params import token_ids_of
 
 
@@ -147,7 +147,8 @@ class Admission:
             end = image.start + image.length
         rope = message.rope_positions
         num_tokens = len(message.prompt_token_ids)
-        if end > num_tokens or (rope is not None and len(rope.prompt) != 12 * num_tokens):
+        is_turned = rope is None or (len(rope.prompt) == 12 * num_tokens and abs(rope.delta) <= MAX_ROPE_POSITION)
+        if end > num_tokens or not is_turned:
             return InvalidRequestError("images and positions do not fit the prompt", param="prompt")
         return None
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-_MAX_POSITION: Final = 1 << 30
-"""Positions of prompts end before it: those of generated tokens are still integers of 32 bits."""
+from jaxserve.ipc.prompt_images import MAX_ROPE_POSITION
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def mrope_positions(
         positions[:, span.start : span.start + span.length] = place + np.stack([0 * rows + (time or 0), rows, columns])
         next_token = span.start + span.length
         next_position = max(next_position, place + max(max(height, width) // merge, (time or 0) + 1))
-    if next_position + num_tokens > _MAX_POSITION:
+    if next_position + num_tokens > MAX_ROPE_POSITION:
         raise ValueError(f"the videos are too long: the text after them would have position {next_position}")
     positions[:, next_token:] = next_position + np.arange(num_tokens - next_token)
     return positions, int(next_position - next_token)

@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.messages import AddRequest
-from jaxserve.ipc.prompt_images import PromptImage
+from jaxserve.ipc.prompt_images import PromptImage, RopePositions
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.admission import Admission
 from jaxserve.types import RequestId
@@ -19,9 +19,9 @@ def image(start: int, count: int, line: int = 0) -> PromptImage:
     return PromptImage(start, count, b"a", bytes(4 * count), bytes(8 * count), line)
 
 
-def rejection(*images: PromptImage) -> str | None:
+def rejection(*images: PromptImage, rope: RopePositions | None = None) -> str | None:
     sampling = EngineSamplingParams(max_tokens=2)
-    message = AddRequest(RequestId("a"), list(range(1, 9)), sampling, images=list(images))
+    message = AddRequest(RequestId("a"), list(range(1, 9)), sampling, images=list(images), rope_positions=rope)
     error = ADMISSION.rejection(message, 0)
     return None if error is None else error.message
 
@@ -42,3 +42,10 @@ def test_line_breaks_count_for_the_end_of_an_image() -> None:
     assert image(2, 6, 2).length == 8
     assert rejection(image(2, 6)) is None
     assert rejection(image(2, 6, 2)) == "images and positions do not fit the prompt"
+
+
+@pytest.mark.parametrize(("delta", "is_admitted"), [(-3, True), (1 << 20, True), (1 << 33, False), (-(1 << 33), False)])
+def test_rotary_positions_of_generated_tokens_are_integers_of_32_bits(delta: int, is_admitted: bool) -> None:
+    """A step with larger ones would end the engine."""
+    found = rejection(image(1, 6), rope=RopePositions(bytes(12 * 8), delta))
+    assert found == (None if is_admitted else "images and positions do not fit the prompt")
