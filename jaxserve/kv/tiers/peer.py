@@ -327,7 +327,7 @@ class Peers:
         """The endpoints of each entry that were found last."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._context = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # until there is a peer
         self._peers: tuple[Peer, ...] = ()
         self._change()
         first = {name: Future[ConfigError | None]() for name in names}
@@ -340,8 +340,7 @@ class Peers:
 
     def stores(self) -> list[PeerStore]:
         """Return the peers there are now as the store of one fetch; no store if there are none."""
-        peers = self._peers
-        return [PeerStore(self._layout, peers, self._timeout_s)] if peers else []
+        return [PeerStore(self._layout, peers, self._timeout_s)] if (peers := self._peers) else []
 
     def close(self) -> None:
         self._closed.set()
@@ -351,7 +350,8 @@ class Peers:
             for peer in self._peers:
                 peer.close()
             self._peers = ()
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     def _follow(self, name: str, first: Future[ConfigError | None]) -> None:
         """Resolve a name until the end. An answer that fails, or is refused, changes no peers."""
@@ -386,6 +386,7 @@ class Peers:
             peer.close()
 
     def _new_peer(self, endpoint: str) -> Peer:
+        self._context = self._context or zmq.Context()
         return Peer(self._layout, endpoint, self._token, self._timeout_s, self._stats, self._context)
 
 
