@@ -35,6 +35,8 @@ MAX_REPLY_BYTES: Final = 32 << 20
 """Bytes of the pages of one reply, unless a single page is larger."""
 CURVE_BYTES: Final = 33
 """By so much encryption makes a frame longer; zmq.MAXMSGSIZE counts them, too."""
+_SHARED: Final = ipaddress.ip_network("100.64.0.0/10")
+"""Addresses within a provider's network (RFC 6598), which pods of clusters in clouds have."""
 
 
 class WireError(JaxserveError):
@@ -150,7 +152,8 @@ def endpoints_of(
     endpoints, addresses = list[str](), [ipaddress.ip_address(each) for each in found]
     family = min((each.version for each in addresses), default=4)
     for one in addresses:
-        if one.is_unspecified or not (one.is_loopback or one.is_private or one.is_link_local):
+        is_local = one.is_loopback or one.is_private or one.is_link_local or one in _SHARED
+        if one.is_unspecified or not is_local:
             raise ConfigError(
                 f"{flag} {address!r}: {one} is no loopback or private address: pages belong on a private network"
             )

@@ -226,6 +226,7 @@ def test_the_schema_refuses_wrong_values(wrong: Document) -> None:
             "settings.kv_listen: the chart sets it",
         ),
         ("multi-host-gpu", KV_PEERS, "kvPeers.enabled needs hosts: 1"),
+        ("gpu", merged(KV_PEERS, {"settings": {"replicas": 2}}), "kvPeers.enabled needs settings.replicas: 1"),
         ("ray", {"hosts": 2}, "ray.enabled needs hosts: 1"),
         ("ray", {"monitoring": {"enabled": True}}, "ray.enabled needs monitoring.enabled: false"),
         ("ray", {"gateway": {"enabled": True}}, "ray.enabled needs gateway.enabled: false"),

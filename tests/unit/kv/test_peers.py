@@ -354,6 +354,7 @@ def test_addresses_outside_of_private_networks_are_refused(address: str, token: 
 
 def test_private_addresses_are_accepted() -> None:
     assert endpoint_of("10.1.2.3:7000", "--kv-peers", TOKEN) == "tcp://10.1.2.3:7000"
+    assert endpoint_of("100.64.0.1:7000", "--kv-peers", TOKEN) == "tcp://100.64.0.1:7000"
     assert endpoint_of("127.0.0.1:7000", "--kv-peers", None) == "tcp://127.0.0.1:7000"
     assert endpoint_of("[::1]:7000", "--kv-peers", None) == "tcp://[::1]:7000"
 
