@@ -204,12 +204,17 @@ class VisionModel:
         counts = [len(item.patches) for item in items]
         patches = np.full((num_patches, self.vision.patch_values), 7, np.uint8)
         positions, image_ids = np.zeros((num_patches, 2), np.int32), np.full(num_patches, -1, np.int32)
-        patches[: sum(counts)] = np.concatenate([item.patches for item in items])
+        patches[: sum(counts)] = np.concatenate([self._framed(item.patches) for item in items])
         positions[: sum(counts)] = np.concatenate([item.positions for item in items])
         image_ids[: sum(counts)] = np.repeat(np.arange(len(items)), counts)
         if self.vision.tile_patches:
             image_ids[: sum(counts)] = np.arange(sum(counts)) // self.vision.tile_patches
         return patches, positions, image_ids
+
+    def _framed(self, patches: np.ndarray) -> np.ndarray:
+        """Return patches with all frames of a tower that reads videos: those of an image have equal ones."""
+        frames = self.vision.patch_values // patches.shape[1]
+        return np.repeat(patches.reshape(len(patches), 3, 1, -1), frames, axis=2).reshape(len(patches), -1)
 
     def _sources(self, items: list[EncoderItem], num_patches: int) -> np.ndarray | None:
         """Return the sources of all embeddings of a call and of padding; None for a tower without them."""
