@@ -417,6 +417,21 @@ def test_preprocessing_that_is_not_supported_is_named(changes: dict[str, Any], r
         read_video_processor(with_videos(tmp_path, VIDEOS[0], **changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"initial_shift": False}, "initial_shift: expected true"),
+        ({"initial_shift": 0.5}, "initial_shift: expected true"),
+        ({"do_center_crop": True}, "do_center_crop: expected false"),
+    ],
+)
+def test_frames_of_internvl_that_are_not_supported_are_named(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        read_video_processor(with_videos(tmp_path, "internvl_tiny", **changes))
+
+
 @pytest.mark.parametrize("changes", [{"do_sample_frames": False}, {"size": {"shortest_edge": 4}}])
 def test_a_checkpoint_whose_videos_are_not_supported_serves_its_images(
     changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture

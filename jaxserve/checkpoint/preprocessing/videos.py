@@ -80,6 +80,8 @@ def read_video_processor(directory: Path) -> VideoProcessorConfig | None:
     for key in ("do_resize",) if leaves_sampling else ("do_resize", "do_sample_frames"):
         if not table.flag(key, default=True):
             raise table.error(key, "true")
+    if table.flag("do_center_crop", default=False):
+        raise table.error("do_center_crop", "false")
     return reader(table, model, read_object(tokens) if tokens.is_file() else {})
 
 
@@ -171,6 +173,8 @@ def _glm(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcesso
 
 def _squares(table: Table, model: Table, tokens: Mapping[str, Any]) -> VideoProcessorConfig:
     """Read the preprocessing of InternVL (arXiv 2504.10479), whose frames are tiles of images."""
+    if not table.flag("initial_shift", default=True):
+        raise table.error("initial_shift", "true")
     tile = grid(table, model, tokens)
     markup, video = tile.markup, token_text(tokens, "video_token", "<video>")
     return VideoProcessorConfig(
