@@ -22,19 +22,38 @@ def cut_patches(pixels: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray,
     return patches, np.stack([rows, columns], axis=1)
 
 
-def with_class_token(patches: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def as_read(
+    patches: np.ndarray,
+    positions: np.ndarray,
+    block: int,
+    *,
+    window: int | None = None,
+    inner_merge: int = 1,
+    has_class_token: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return patches and positions in the order in which a tower reads them. block: patches of a block; see `ImageProcessorConfig` for others."""
+    if inner_merge > 1:
+        patches, positions = _by_inner_window(patches, positions, inner_merge, block)
+    if window is not None:
+        patches, positions = _by_window(patches, positions, window, block)
+    return _with_class_token(patches, positions) if has_class_token else (patches, positions)
+
+
+def _with_class_token(patches: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return patches and positions after the place of a class token."""
     return np.pad(patches, ((1, 0), (0, 0))), np.concatenate([_CLASS_PLACE, positions])
 
 
-def by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+def _by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Return patches and positions with the blocks of each window side by side. side: patches of a window's side."""
     rows, columns = positions[::block].T // side
     order = np.lexsort((columns, rows))
     return tuple(each.reshape(len(order), block, -1)[order].reshape(each.shape) for each in (patches, positions))  # type: ignore[return-value]
 
 
-def by_inner_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+def _by_inner_window(
+    patches: np.ndarray, positions: np.ndarray, side: int, block: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return patches and positions with those of each window side by side within each block. side: patches of a window's side."""
     rows, columns = positions[:block].T // side
     order = np.lexsort((columns, rows))

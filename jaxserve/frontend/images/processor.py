@@ -17,7 +17,7 @@ from PIL import Image
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.covering import covering_marks, covering_sources, covering_tiles, mark_texts
 from jaxserve.frontend.images.joined import joined_sources, joined_tiles
-from jaxserve.frontend.images.patches import by_inner_window, by_window, cut_patches, with_class_token
+from jaxserve.frontend.images.patches import as_read, cut_patches
 from jaxserve.frontend.images.resize import resize
 from jaxserve.frontend.images.sliced import sliced_text, slices
 from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, marked_tiles, square_tiles
@@ -324,14 +324,14 @@ def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, 
 def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
     patch, merge = config.patch_size, config.merge
     height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
-    patches, positions = cut_patches(pixels, patch, merge)
-    if config.inner_merge > 1:
-        patches, positions = by_inner_window(patches, positions, config.inner_merge, merge**2)
-    if config.window is not None:
-        patches, positions = by_window(patches, positions, config.window, merge**2)
+    patches, positions = as_read(
+        *cut_patches(pixels, patch, merge),
+        merge**2,
+        window=config.window,
+        inner_merge=config.inner_merge,
+        has_class_token=config.has_class_token,
+    )
     line = width // merge if config.markup.line_break else 0
-    if config.has_class_token:
-        patches, positions = with_class_token(patches, positions)
     return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2, line)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
-from jaxserve.frontend.images.patches import by_window, cut_patches, with_class_token
+from jaxserve.frontend.images.patches import as_read, cut_patches
 from jaxserve.frontend.images.prepared import prepared_item
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, bounded_size, budget_size
 from jaxserve.frontend.images.protocol import PreparedImage
@@ -158,9 +158,6 @@ def _item(frames: list[np.ndarray], time: int | None, config: VideoProcessorConf
     channels = frames[0].shape[-1]
     patches = np.stack([patches.reshape(len(patches), channels, -1) for patches, _ in cut], axis=2)
     grid = tuple(side // config.patch_size for side in frames[0].shape[:2])
-    flat, positions = patches.reshape(len(patches), -1), cut[0][1]
-    if config.window is not None:
-        flat, positions = by_window(flat, positions, config.window, config.merge**2)
-    if config.has_class_token:
-        flat, positions = with_class_token(flat, positions)
-    return EncoderItem(flat, positions, (grid[0], grid[1]), len(patches) // config.merge**2, time=time)
+    flat, block = patches.reshape(len(patches), -1), config.merge**2
+    flat, positions = as_read(flat, cut[0][1], block, window=config.window, has_class_token=config.has_class_token)
+    return EncoderItem(flat, positions, (grid[0], grid[1]), len(patches) // block, time=time)
