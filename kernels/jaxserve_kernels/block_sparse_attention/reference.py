@@ -91,10 +91,7 @@ def choose(
     count = min(choice.count, -(-num_pages * page_size // choice.size))
 
     def make(num_rows: int, num_queries: int) -> TileLoop:
-        step = _pages_per_step(
-            min(sizes.scored // (num_rows * num_queries), _MOST_SCORED), page_size, num_pages, choice
-        )
-        tables = jnp.pad(paging.block_tables, ((0, 0), (0, -num_pages % step)))
+        step, tables = _in_steps(paging, sizes.scored // (num_rows * num_queries), page_size, choice)
 
         def body(
             own: tuple[Array, ...], tables: Int[Array, "G M"], ends: Int[Array, "G Q"], state: tuple[()]
@@ -123,10 +120,7 @@ def choose_pooled(
     count = min(choice.count, num_pages * page_size // choice.size)
 
     def make(num_rows: int, num_queries: int) -> TileLoop:
-        step = _pages_per_step(
-            min(sizes.scored // (num_rows * num_queries), _MOST_SCORED), page_size, num_pages, choice
-        )
-        tables = jnp.pad(paging.block_tables, ((0, 0), (0, -num_pages % step)))
+        step, tables = _in_steps(paging, sizes.scored // (num_rows * num_queries), page_size, choice)
 
         def body(
             own: tuple[Array, ...], tables: Int[Array, "G M"], ends: Int[Array, "G Q"], state: tuple[()]
@@ -181,6 +175,13 @@ def _scores_of_blocks(
 def _of_length(x: Float[Array, "Z R"], count: int) -> Float[Array, "Y R"]:
     """Return the first `count` rows, with zeros after those that there are."""
     return jnp.pad(x, ((0, max(count - len(x), 0)), (0, 0)))[:count]
+
+
+def _in_steps(paging: Paging, num_keys: int, page_size: int, choice: BlockChoice) -> tuple[int, Int[Array, "B M"]]:
+    """Return the pages that are scored at once, and the tables with whole steps of them. num_keys: keys whose scores may be in memory."""
+    num_pages = paging.block_tables.shape[1]
+    step = _pages_per_step(min(num_keys, _MOST_SCORED), page_size, num_pages, choice)
+    return step, jnp.pad(paging.block_tables, ((0, 0), (0, -num_pages % step)))
 
 
 def _pages_per_step(num_keys: int, page_size: int, num_pages: int, choice: BlockChoice) -> int:
