@@ -1,7 +1,7 @@
-"""Renders the Helm chart with each of its values changed, one at a time: `python -m tests.tools.chart_values`.
+"""Makes all fixtures of the Helm chart, those of `tests.tools.render_chart` too: `python -m tests.tools.chart_values`.
 
-The outcomes are a fixture, since few machines have Helm. Tests compare it with `values.yaml`, so that no value of the chart is
-without an effect unless the chart refuses it.
+It renders the chart with each of its values changed, one at a time. The outcomes are a fixture, since few machines have Helm.
+Tests compare it with `values.yaml`, so that no value of the chart is without an effect unless the chart refuses it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import yaml
 
+from tests.tools import render_chart
 from tests.tools.render_chart import CHART, FIXTURES, KV_PEERS, digest, merged, render
 
 FIXTURE: Final = FIXTURES / "values.json"
@@ -84,7 +85,8 @@ Outcome = list[str] | str
 
 
 def main() -> None:
-    """Write the outcomes of all bases."""
+    """Write the documents that the chart makes, and the outcomes of all bases."""
+    render_chart.main()
     found = {"chart": digest(), "outcomes": {base: outcomes(base) for base in BASES}}
     FIXTURE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -120,7 +122,7 @@ def outcomes(base: str) -> dict[str, Outcome]:
     before = _by_name(render(file, further))
     found: dict[str, Outcome] = {}
     for path in all_paths():
-        other = OTHERS[path] if path in OTHERS else not value_of(base, path)
+        other: Any = OTHERS[path] if path in OTHERS else not value_of(base, path)
         for name in reversed(path.split(".")):
             other = {name: other}
         try:

@@ -40,7 +40,7 @@ def values(name: str) -> Document:
 @pytest.mark.parametrize("case", CASES)
 def test_fixtures_are_of_the_chart_as_it_is(case: str) -> None:
     rendered = json.loads((FIXTURES / f"{case}.json").read_text("utf-8"))
-    assert rendered["chart"] == digest(), "run `python -m tests.tools.render_chart`"
+    assert rendered["chart"] == digest(), "run `python -m tests.tools.chart_values`"
 
 
 @pytest.mark.skipif(
