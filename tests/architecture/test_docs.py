@@ -76,6 +76,33 @@ def test_snippets_call_what_there_is_by_the_names_that_it_has() -> None:
     assert checked > 10
 
 
+def test_the_example_of_a_family_is_its_file() -> None:
+    page = (ROOT / "docs" / "adding_a_model.md").read_text("utf-8")
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    (path,) = re.findall(r"whole family, `([^`]+)`", page)
+    assert shown == (ROOT / path).read_text("utf-8")
+
+
+def test_features_of_decoders_are_fields_and_files_that_exist() -> None:
+    page = (ROOT / "docs" / "adding_a_model.md").read_text("utf-8")
+    part = page.partition("\n## 2. ")[2].partition("\n## ")[0]
+    modules = [source.tree for source in program() if source.module.startswith("jaxserve.model_config.")]
+    classes = {node.name: node for tree in modules for node in tree.body if isinstance(node, ast.ClassDef)}
+    known = set(classes) | {
+        f"{name}.{field.target.id}"
+        for name, node in classes.items()
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    rows = [row.split("|") for row in re.findall(r"^\| .*`.*$", part, re.M)]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row[2])}
+    qualified = {name if "." in name or name in classes else f"DecoderConfig.{name}" for name in named}
+    assert len(qualified) > 60
+    assert sorted(qualified - known) == []
+    files = {name for row in rows for name in re.findall(r"`(\w+\.py)`", row[3])}
+    assert [name for name in sorted(files) if not (ROOT / "jaxserve/models/families" / name).is_file()] == []
+
+
 def test_flags_named_for_those_of_vllm_exist() -> None:
     page = (ROOT / "docs" / "differences.md").read_text("utf-8")
     rows = re.findall(r"^\| `--[^|]* \| ([^|]*) \|$", page.partition("## The flags of `vllm serve`")[2], re.M)
