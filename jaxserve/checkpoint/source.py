@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxserve.checkpoint.files import MODEL_OPTIMIZER, TIKTOKEN, expect_tokenizer_files
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
 from jaxserve.checkpoint.sentence.folders import transformer_folder
-from jaxserve.config_images import ImagesConfig
+from jaxserve.config.images import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from jaxserve.config_recorder import DEFAULT_FLIGHT_DIRECTORY
+from jaxserve.config.recorder import DEFAULT_FLIGHT_DIRECTORY
 from jaxserve.flight.dump import make_record
 from jaxserve.flight.record import EngineShape, write_record
 from jaxserve.flight.recorder import Recorder

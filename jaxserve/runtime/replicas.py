@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from jaxserve.config_recorder import DEFAULT_FLIGHT_DIRECTORY
+from jaxserve.config.recorder import DEFAULT_FLIGHT_DIRECTORY
 from jaxserve.ipc.address import replica_address
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.runtime.devices import ReplicaDevices

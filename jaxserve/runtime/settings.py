@@ -1,4 +1,4 @@
-"""The settings of `config.py` as a table, and the parsing of their values.
+"""The settings of `config/` as a table, and the parsing of their values.
 
 Flags, environment variables, file keys and the reference page derive from `SETTINGS`: a new setting is a new field of a
 config dataclass.

@@ -1,4 +1,4 @@
-"""A setting is one field of config.py, an output format one file: nothing else changes, and users find them everywhere."""
+"""A setting is one field of its section in config/, an output format one file: nothing else changes, and users find them everywhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"
 
 def test_a_setting_is_one_field(overlay: Overlay) -> None:
     field = '    patience: int = option(7, ge=1, le=99, help="steps to wait for nothing in particular")'
-    overlay.insert("jaxserve/config.py", field, before="max_num_seqs: int | None = option(")
+    overlay.insert("jaxserve/config/scheduler.py", field, before="max_num_seqs: int | None = option(")
     assert unnamed(overlay, "a setting") == set()
     usage = overlay.run("-m", "jaxserve.cli.main", "serve", "--help")
     assert "--patience" in usage

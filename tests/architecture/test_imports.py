@@ -15,18 +15,8 @@ SHARED = {
     "jaxserve",
     "jaxserve.bounds",
     "jaxserve.config",
-    "jaxserve.config_cache",
-    "jaxserve.config_devices",
-    "jaxserve.config_images",
-    "jaxserve.config_memory",
-    "jaxserve.config_option",
-    "jaxserve.config_recorder",
-    "jaxserve.config_requests",
-    "jaxserve.config_server",
-    "jaxserve.config_tls",
     "jaxserve.errors",
     "jaxserve.foreign_settings",
-    "jaxserve.host_settings",
     "jaxserve.log",
     "jaxserve.metrics",
     "jaxserve.parent",
@@ -202,18 +192,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quant": {"model_config", KERNELS},
     "bounds": set(),
     "config": set(),
-    "config_cache": set(),
-    "config_devices": set(),
-    "config_images": set(),
-    "config_memory": set(),
-    "config_option": set(),
-    "config_recorder": set(),
-    "config_requests": set(),
-    "config_server": set(),
-    "config_tls": set(),
     "errors": set(),
     "foreign_settings": set(),
-    "host_settings": set(),
     "types": set(),
     "log": set(),
     "parent": set(),
@@ -226,7 +206,6 @@ NO_JAX = [
     "jaxserve.config",
     "jaxserve.errors",
     "jaxserve.foreign_settings",
-    "jaxserve.host_settings",
     "jaxserve.types",
     "jaxserve.log",
     "jaxserve.metrics",
@@ -256,7 +235,6 @@ NO_JAX = [
     "jaxserve.models.families",
 ]
 READ_ENVIRONMENT = (
-    "jaxserve.config",
     "jaxserve.runtime.environment",
     "jaxserve.runner.host.cores",  # the variable from which XLA reads the number of its threads
     "jaxserve.runner.program_key",  # the flags that XLA itself reads are part of a program's key
@@ -279,7 +257,9 @@ def wrong_imports(source: Source) -> list[str]:
     return [
         f"{source.place}:{line} imports {module}"
         for line, module in source.imports()
-        if within(module, "jaxserve", KERNELS) and module not in SHARED and not within(module, *allowed)
+        if within(module, "jaxserve", KERNELS)
+        and module not in SHARED
+        and not within(module, "jaxserve.config", *allowed)
     ]
 
 

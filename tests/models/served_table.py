@@ -18,7 +18,7 @@ from jaxserve.checkpoint.gguf.file import GGUFFile
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.renamed import text_config
 from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from jaxserve.config_cache import TierConfig
+from jaxserve.config.cache import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import adaptable_modules
 from jaxserve.executor.embedding import make_embedding_skeleton

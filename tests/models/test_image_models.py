@@ -20,7 +20,7 @@ from jaxserve.config import (
     SchedulerConfig,
     TierConfig,
 )
-from jaxserve.config_devices import HostsConfig
+from jaxserve.config.devices import HostsConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder

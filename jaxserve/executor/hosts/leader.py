@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from jaxserve.config import HostsConfig
+from jaxserve.config.hosts import coordinator_address
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.executor.hosts.exchanges import Exchanges
 from jaxserve.executor.hosts.members import HostLostError, Members, RefusedError
@@ -46,7 +47,6 @@ from jaxserve.executor.hosts.sockets import (
     resolve_host,
     tcp_socket,
 )
-from jaxserve.host_settings import coordinator_address
 
 _LOG = logging.getLogger(__name__)
 _LEAVE_S: Final = 2.0

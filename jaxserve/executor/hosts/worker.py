@@ -17,6 +17,7 @@ from uuid import uuid4
 import zmq
 
 from jaxserve.config import HostsConfig
+from jaxserve.config.hosts import coordinator_address
 from jaxserve.errors import StartupError
 from jaxserve.executor.hosts.messages import (
     TO_WORKER,
@@ -46,7 +47,6 @@ from jaxserve.executor.hosts.sockets import (
     tcp_socket,
     unreachable,
 )
-from jaxserve.host_settings import coordinator_address
 
 _LOG = logging.getLogger(__name__)
 STOPPED: Final = 0

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from typing import Final
 
-from jaxserve.config_tls import TlsConfig
+from jaxserve.config.tls import TlsConfig
 from jaxserve.errors import ConfigError
 
 CHECK_S: Final = 10.0

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import zmq
 
+from jaxserve.config.hosts import host_and_port
 from jaxserve.errors import ConfigError
-from jaxserve.host_settings import host_and_port
 from jaxserve.kv.tiers.page import Page, PageLayout, copy_page
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.wire import (

@@ -23,8 +23,8 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from jaxserve.config.hosts import host_and_port
 from jaxserve.errors import ConfigError, JaxserveError
-from jaxserve.host_settings import host_and_port
 from jaxserve.types import BlockHash
 
 MAX_HASHES: Final = 4096

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from jaxserve.config import TierConfig
-from jaxserve.host_settings import host_and_port
+from jaxserve.config.hosts import host_and_port
 from jaxserve.ray.settings import read_arguments
 from tests.e2e.http_server import TOKENIZER
 from tests.tools.render_chart import CASES, GATEWAY, KV_PEERS, RAY, can_render, merged, render

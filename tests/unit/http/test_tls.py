@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from jaxserve.config import ConnectionConfig
-from jaxserve.config_tls import TlsConfig
+from jaxserve.config.tls import TlsConfig
 from jaxserve.errors import ConfigError
 from jaxserve.http.listener import NUM_SURPLUS, HttpServer, bind_sockets, listening
 from jaxserve.http.sockets.tls import CHECK_S, file_changes, tls_context

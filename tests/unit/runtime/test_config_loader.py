@@ -12,7 +12,7 @@ import yaml
 
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.cli.main import main
-from jaxserve.config import option
+from jaxserve.config.option import option
 from jaxserve.errors import ConfigError
 from jaxserve.llm.llm import llm_config
 from jaxserve.runtime import environment

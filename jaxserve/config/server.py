@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.config_option import option
-from jaxserve.host_settings import check_collector, check_host, check_origin
+from jaxserve.config.hosts import check_collector, check_host, check_origin
+from jaxserve.config.option import option
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from jaxserve.config_option import option
+from jaxserve.config.option import option
 from jaxserve.errors import ConfigError
 
 DEFAULT_MAX_IMAGES: Final = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from jaxserve.config_option import option
+from jaxserve.config.option import option
 
 DEFAULT_FLIGHT_DIRECTORY: Final = "~/.cache/jaxserve/flight"
 """The directory of flight records that no setting and no variable names."""

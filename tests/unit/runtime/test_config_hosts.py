@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, ServerConfig
+from jaxserve.config.hosts import coordinator_address
 from jaxserve.errors import ConfigError
-from jaxserve.host_settings import coordinator_address
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.ray_hosts import SLICE_LABEL, coordinator_on, reservation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxserve.config_option import option
+from jaxserve.config.option import option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

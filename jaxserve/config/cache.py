@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.config_option import option
+from jaxserve.config.hosts import host_and_port
+from jaxserve.config.option import option
 from jaxserve.errors import ConfigError
-from jaxserve.host_settings import host_and_port
 
 KVCacheDtype = Literal["auto", "fp8", "int8"]
 KVFetch = Literal["auto", "always"]

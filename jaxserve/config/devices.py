@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.config_option import option
+from jaxserve.config.option import option
 from jaxserve.errors import ConfigError
 
 Routing = Literal["prefix", "least-tokens", "round-robin"]
