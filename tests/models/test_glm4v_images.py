@@ -41,11 +41,13 @@ def test_sizes_of_pictures_equal_those_of_transformers() -> None:
 def test_images_have_no_more_patches_than_the_encoder_takes() -> None:
     config = processor_of(MODEL)
     assert config.sizes == AreaSizes(2048, 6144, 2, "both")
-    assert with_bounded_area(config, 4096).sizes == config.sizes
     bounded = with_bounded_area(config, 20).sizes
-    assert bounded == replace(config.sizes, max_pixels=2 * 20 * 64)
-    height, width = bounded_size(300, 200, 16, bounded)
-    assert height * width <= 20 * 64
+    assert isinstance(bounded, AreaSizes) and bounded == replace(config.sizes, bound=20 * 64)
+    small = replace(bounded, bound=12 * 64)  # less than the fewest pixels, to which images are enlarged
+    for sizes in (bounded, small):
+        for height, width in ((300, 200), (21, 17), (40, 64)):
+            rows, columns = bounded_size(height, width, 16, sizes)
+            assert 4 * 64 <= rows * columns <= (sizes.bound or 0)
 
 
 def test_a_head_of_glm_ocr_has_norms_and_layers_have_a_width_of_their_own(tmp_path: Path) -> None:

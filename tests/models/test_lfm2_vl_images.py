@@ -56,9 +56,9 @@ def test_sizes_are_those_of_published_checkpoints_where_the_preprocessing_names_
 def test_a_bound_on_patches_reduces_images_and_leaves_out_tiles_that_exceed_it() -> None:
     config = processor_of(MODEL)
     assert isinstance(config.sizes, TiledAreas)
-    whole = replace(config.sizes.whole, max_pixels=20 * 64)
+    whole = replace(config.sizes.whole, bound=20 * 64)
     assert with_bounded_area(config, 20).sizes == replace(config.sizes, whole=whole)
-    assert with_bounded_area(config, 12).sizes == AreaSizes(512, 12 * 64, has_whole_blocks=True)
+    assert with_bounded_area(config, 12).sizes == replace(config.sizes.whole, bound=12 * 64)
 
 
 def test_the_table_of_the_joint_file_comes_first_and_its_flag_removes_marks(tmp_path: Path) -> None:

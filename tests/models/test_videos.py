@@ -257,6 +257,18 @@ def test_frames_of_qwen2_vl_have_a_share_of_the_tokens_of_all(tmp_path: Path) ->
     assert video_reader(config, 16).reduce(large, 2).size == (32, 32)
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl_tiny", VIDEOS[0]])
+def test_frames_smaller_than_a_model_takes_are_enlarged_to_no_more_than_the_engine_encodes(
+    name: str, tmp_path: Path
+) -> None:
+    """The fewest pixels of a frame are more than the engine encodes: rounding up to them would have it refused."""
+    config = config_of(with_videos(tmp_path, name, size={"shortest_edge": 100_352, "longest_edge": 602_112}))
+    for most in (20, 64, 300):
+        for size in ((21, 17), (64, 40), (100, 100), (23, 150)):
+            width, height = video_reader(config, most).reduce(FRAMES[0].resize(size), 4).size
+            assert most / 4 <= width * height // 64 <= most
+
+
 def test_the_seconds_of_a_video_move_its_groups_in_time(tmp_path: Path) -> None:
     """Ten of eleven frames stand for eleven seconds, and a second for four positions; equal frames at other times are other pages."""
     path = with_videos(tmp_path, "qwen2_5_vl_tiny")

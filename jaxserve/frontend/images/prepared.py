@@ -60,9 +60,9 @@ def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImagePr
     """Return the preprocessing with no image larger than `max_patches`, for a model that takes images of any size."""
     match config.sizes:
         case AreaSizes() as sizes:
-            return replace(config, sizes=_bounded(sizes, config, max_patches))
+            return replace(config, sizes=replace(sizes, bound=max_patches * config.patch_size**2))
         case TiledAreas(whole, grid) as sizes:
-            whole = _bounded(whole, config, max_patches)
+            whole = replace(whole, bound=max_patches * config.patch_size**2)
             is_cut = (grid.tile // config.patch_size) ** 2 <= max_patches
             return replace(config, sizes=replace(sizes, whole=whole) if is_cut else whole)
         case JoinedTiles(tile, grids) as joined:
@@ -79,11 +79,6 @@ def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImagePr
         case PaddedSizes() as padded:
             return replace(config, sizes=replace(padded, bound=max_patches))
     return config
-
-
-def _bounded(sizes: AreaSizes, config: ImageProcessorConfig, max_patches: int) -> AreaSizes:
-    most = sizes.frames * max_patches * config.patch_size**2
-    return replace(sizes, min_pixels=min(sizes.min_pixels, most), max_pixels=min(sizes.max_pixels, most))
 
 
 def prepared_item(item: EncoderItem) -> PreparedItem:

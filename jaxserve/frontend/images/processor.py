@@ -179,23 +179,33 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
 
 
 def bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
-    """Return multiples of `factor` near the image's sides, with an area within the bounds."""
+    """Return multiples of `factor` near the image's sides, with an area within the bounds, and no more than the engine can encode."""
     shown = f"{width} x {height}"
     height, width = _enlarged(height, width, factor, sizes.enlargement)
     if max(height, width) > _MAX_RATIO * min(height, width):
         raise InvalidRequestError(
             f"The image has {shown} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
         )
+    size = _area_size(height, width, factor, sizes)
+    if sizes.bound is None or size[0] * size[1] <= sizes.bound:
+        return size
+    return _rounded_down(height, width, factor, math.sqrt(height * width / sizes.bound))
+
+
+def _area_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
     least, frames = factor if sizes.has_whole_blocks else 0, sizes.frames
     compared = frames if sizes.compared_frames is None else sizes.compared_frames
     new_height, new_width = (max(round(side / factor) * factor, least) for side in (height, width))
     if compared * new_height * new_width > sizes.max_pixels:
-        ratio = math.sqrt(frames * height * width / sizes.max_pixels)
-        return tuple(max(factor, math.floor(side / ratio / factor) * factor) for side in (height, width))  # type: ignore[return-value]
+        return _rounded_down(height, width, factor, math.sqrt(frames * height * width / sizes.max_pixels))
     if compared * new_height * new_width < sizes.min_pixels:
         ratio = math.sqrt(sizes.min_pixels / (frames * height * width))
         return tuple(math.ceil(side * ratio / factor) * factor for side in (height, width))  # type: ignore[return-value]
     return new_height, new_width
+
+
+def _rounded_down(height: int, width: int, factor: int, ratio: float) -> tuple[int, int]:
+    return tuple(max(factor, math.floor(side / ratio / factor) * factor) for side in (height, width))  # type: ignore[return-value]
 
 
 def _enlarged(height: int, width: int, factor: int, rule: Enlargement) -> tuple[int, int]:

@@ -39,6 +39,8 @@ class AreaSizes:
     """True if no side is rounded to less than a block before the area is compared with the bounds (LFM2-VL)."""
     compared_frames: int | None = None
     """Frames by which the rounded area of a video is compared with the bounds (Qwen3-VL); None: `frames`."""
+    bound: int | None = None
+    """Pixels of an image that the engine can encode; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)

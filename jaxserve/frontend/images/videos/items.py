@@ -127,8 +127,7 @@ def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfi
             return budget_size(height, width, config.patch_size, config.merge, min(budget, max_patches))
         case FrameArea(least, most, total):
             share = most if total is None else max(min(most, total // count), int(least * 1.05))
-            bound = min(share, own)
-            return bounded_size(height, width, factor, AreaSizes(min(least, bound), bound))
+            return bounded_size(height, width, factor, AreaSizes(least, share, bound=own))
         case SquareFrames(side):
             return side, side
         case VideoArea():
@@ -143,13 +142,9 @@ def _joint_size(
     if sizes.most_frame_tokens is not None:
         share = min(sizes.most_frame_tokens * factor**2, sizes.max_pixels // count)
         most = max(share, int(sizes.min_pixels * 1.05)) * count
-    most = min(most, count * own)
     compared = max(round(count / config.group), 1) * config.group
-    area = AreaSizes(min(sizes.min_pixels, most), most, count, enlargement="both", compared_frames=compared)
-    size = bounded_size(height, width, factor, area)
-    if size[0] * size[1] <= own:
-        return size
-    return bounded_size(height, width, factor, AreaSizes(1, own, enlargement="both"))  # frames that were rounded away
+    area = AreaSizes(sizes.min_pixels, most, count, enlargement="both", compared_frames=compared, bound=own)
+    return bounded_size(height, width, factor, area)
 
 
 def _item(frames: list[np.ndarray], time: int | None, config: VideoProcessorConfig) -> EncoderItem:
