@@ -191,7 +191,7 @@ class Leader:
         """Handle a worker's message. Raises HostLostError if a worker ends while the engine serves."""
         try:
             message: ToLeader = TO_LEADER.decode(frame)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _LOG.error("ignored a message that is no host's: %s", error)
             return
         if isinstance(message, Join):

@@ -61,7 +61,7 @@ def _read_safetensors(data: bytes) -> np.ndarray:
         if len(header) != 1:
             raise TensorError(f"its safetensors file has {len(header)} tensors, one is expected")
         tensor = msgspec.json.decode(next(iter(header.values())), type=_Header)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TensorError(f"its safetensors header is damaged ({error})") from None
     content = memoryview(data)[8 + size :]
     if tensor.data_offsets != (0, len(content)):

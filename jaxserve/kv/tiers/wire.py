@@ -108,7 +108,7 @@ def open_request(frames: list[bytes]) -> PageRequest:
         raise WireError(f"a request of {len(frames)} frames")
     try:
         request = _REQUEST.decode(frames[0])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"no request: {error}") from error
     if len(request.hashes) > MAX_HASHES:
         raise WireError(f"a request for {len(request.hashes)} pages, {MAX_HASHES} are allowed")
@@ -119,7 +119,7 @@ def open_reply(header: bytes) -> PageReply | PageRefusal:
     """Return the reply with this header. Raises WireError."""
     try:
         return _REPLY.decode(header)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"no reply: {error}") from error
 
 

@@ -27,6 +27,7 @@ from jaxserve.kv.tiers.wire import (
     WireError,
     endpoint_of,
     header_of,
+    open_reply,
     open_request,
     secure_server,
 )
@@ -335,6 +336,14 @@ def test_requests_have_limits() -> None:
         open_request([header_of(many)])
     with pytest.raises(WireError, match="a request of 2 frames"):
         open_request([header_of(many), b""])
+
+
+def test_messages_whose_text_is_not_utf_8_are_no_messages() -> None:
+    request = header_of(PageRequest(b"n", "identity", [bytes(32)], 1)).replace(b"identity", b"\xffdentity")
+    with pytest.raises(WireError, match="no request"):
+        open_request([request])
+    with pytest.raises(WireError, match="no reply"):
+        open_reply(header_of(PageReply(b"n", 1)).replace(b"PageReply", b"\xffageReply"))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from jaxserve.executor.hosts import leader as leader_module
 from jaxserve.executor.hosts import worker as worker_module
 from jaxserve.executor.hosts.agreement import agree_common, agree_equal, agree_kernels, agree_smallest
 from jaxserve.executor.hosts.leader import Leader
-from jaxserve.executor.hosts.messages import Failed, HostStats, Left, Refused, Restart, Stop
+from jaxserve.executor.hosts.messages import Failed, HostStats, Left, Refused, Restart, Stop, encode
 from jaxserve.executor.hosts.plans import HostCommand, encode_order
 from jaxserve.executor.hosts.worker import LOST, REFUSED, STOPPED, Worker
 from jaxserve.tools.bench.startup import free_port
@@ -244,7 +244,10 @@ def test_the_programs_own_signs_of_life_may_be_late_while_hosts_compile(monkeypa
         assert given["heartbeat_timeout_seconds"] == expected
 
 
-def test_messages_of_other_programs_are_ignored(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("frames", [(b"", b"a", b"request"), (encode(Left()).replace(b"Left", b"\xffeft"),)])
+def test_messages_of_other_programs_are_ignored(
+    frames: tuple[bytes, ...], ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ignored: Future[str] = Future()
     monkeypatch.setattr(leader_module._LOG, "error", lambda text, *_: ignored.set_result(text))
     config = settings()
@@ -253,7 +256,7 @@ def test_messages_of_other_programs_are_ignored(ends: Ends, monkeypatch: pytest.
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(f"tcp://{config.coordinator}")
-        stranger.send_multipart([b"", b"a", b"request"])
+        stranger.send_multipart(frames)
         assert ignored.result(WAIT_S).startswith("ignored a message")
     assert on_both(leader, joined.worker, lambda hosts: agree_smallest(hosts, "KV", 10 - hosts.rank)) == (9, 9)
 

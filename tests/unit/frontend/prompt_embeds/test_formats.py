@@ -85,6 +85,7 @@ WRONG = {
     "safetensors-negative": (safetensors(shape=(-3, -4)), "does not fit"),
     "safetensors-short": (safetensors()[:-4], "truncated"),
     "safetensors-header": ((1 << 60).to_bytes(8, "little") + b"{" + bytes(64), "header is damaged"),
+    "safetensors-text": ((8).to_bytes(8, "little") + b'{"\xff":{}}' + bytes(64), "header is damaged"),
     "safetensors-deep": ((40_000).to_bytes(8, "little") + b'{"a":' + b"[" * 39_995, "header is damaged"),
     "torch-code": (torch_file(pickle.dumps(Bomb())), "something else than one plain tensor"),
     "torch-global": (torch_file(pickled().replace(b"ccollections\nOrderedDict", b"cos\nsystem")), "something else"),
