@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 import socket
@@ -35,6 +34,7 @@ from jaxserve.kv.tiers.wire import (
     check_probe,
     endpoints_of,
     header_of,
+    is_address,
     open_reply,
     secure_client,
 )
@@ -46,6 +46,10 @@ _FLAG: Final = "--kv-peers"
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _NONCE_BYTES: Final = 16
+_REPLY_SHARE: Final = 0.625
+"""Part of `--kv-fetch-timeout` that a reply may take. The rest is for another peer, if this one does not answer."""
+_WAIT_SHARE: Final = 0.8
+"""Part of that time for which a peer may wait for pages that are on their way from its device."""
 _MAX_UNSENT: Final = 16
 """Requests that wait for a peer that does not read; with more of them it has failed."""
 _POLL_MS: Final = 10
@@ -253,7 +257,8 @@ class PeerStore:
         A peer that another fetch asks now is asked after the others.
         """
         nonce, identity = secrets.token_bytes(_NONCE_BYTES), self._layout.identity
-        request = PageRequest(nonce, identity, list(names[:MAX_HASHES]), max_pages, self._timeout_s / 2, finds_first)
+        wait_s = _WAIT_SHARE * self._timeout_s
+        request = PageRequest(nonce, identity, list(names[:MAX_HASHES]), max_pages, wait_s, finds_first)
         deadline_s = time.monotonic() + self._timeout_s
         answers = list[tuple[Peer, Answer]]()
         waiting = list(peers)
@@ -312,17 +317,18 @@ class Peers:
         period_s: float = _RESOLVE_S,
         start_s: float = _START_S,
     ) -> None:
-        """`entries`: HOST:PORT each. `own`: the endpoint of this engine, which is left out. `start_s`: how long to wait for the first
-        addresses of names. Raises ConfigError for an address that may not be used; a name may have one later."""
+        """`entries`: HOST:PORT each. `timeout_s`: longest time of a fetch without a page. `own`: the endpoint of this engine, which is
+        left out. `start_s`: how long to wait for the first addresses of names. Raises ConfigError for an address that may not be used;
+        a name may have one later."""
         self._layout = layout
         self._entries = entries
         self._token = token
-        self._timeout_s = timeout_s
+        self._reply_s = _REPLY_SHARE * timeout_s
         self._stats = stats
         self._own = own
         self._resolve = resolve
         self._period_s = period_s
-        names = [entry for entry in entries if not _is_address(entry)]
+        names = [entry for entry in entries if not is_address(entry, _FLAG)]
         self._found = {entry: endpoints_of(entry, _FLAG, token) for entry in entries if entry not in names}
         """The endpoints of each entry that were found last."""
         self._lock = threading.Lock()
@@ -340,7 +346,7 @@ class Peers:
 
     def stores(self) -> list[PeerStore]:
         """Return the peers there are now as the store of one fetch; no store if there are none."""
-        return [PeerStore(self._layout, peers, self._timeout_s)] if (peers := self._peers) else []
+        return [PeerStore(self._layout, peers, self._reply_s)] if (peers := self._peers) else []
 
     def close(self) -> None:
         self._closed.set()
@@ -387,14 +393,4 @@ class Peers:
 
     def _new_peer(self, endpoint: str) -> Peer:
         self._context = self._context or zmq.Context()
-        return Peer(self._layout, endpoint, self._token, self._timeout_s, self._stats, self._context)
-
-
-def _is_address(entry: str) -> bool:
-    """Return True if the host of `HOST:PORT` is an address, False for a name. Raises ConfigError."""
-    host, _ = host_and_port(_FLAG, entry)
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return Peer(self._layout, endpoint, self._token, self._reply_s, self._stats, self._context)

@@ -127,6 +127,16 @@ def known_hashes(request: PageRequest) -> list[BlockHash]:
     return [BlockHash(block_hash) for block_hash in request.hashes]
 
 
+def is_address(entry: str, flag: str) -> bool:
+    """Return True if the host of `HOST:PORT` is an address, False for a name. Raises ConfigError."""
+    host, _ = host_and_port(flag, entry)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def endpoint_of(address: str, flag: str, token: str | None) -> str:
     """Return ZeroMQ's endpoint of `HOST:PORT`, the first one of a name. Raises the errors of `endpoints_of`."""
     return endpoints_of(address, flag, token)[0]

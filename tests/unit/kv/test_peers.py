@@ -17,7 +17,7 @@ from jaxserve.config import CacheConfig, Config, ModelConfig, TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.host import HostStore
 from jaxserve.kv.tiers.page import CacheBlock, PageLayout
-from jaxserve.kv.tiers.peer import Peer, PeerStore
+from jaxserve.kv.tiers.peer import Peer, Peers, PeerStore
 from jaxserve.kv.tiers.server import PageServer
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.wire import (
@@ -230,6 +230,35 @@ def test_peers_are_asked_at_once_and_the_one_that_has_most_gives_the_pages() -> 
         pages = [LAYOUT.new_page() for _ in NAMES]
         assert store.get(NAMES, pages) == 4
         assert b"".join(block.tobytes() for block in pages[3]) == bytes(range(3, 35))
+
+
+def test_a_frozen_peer_leaves_a_fetch_time_for_the_pages_of_another(caplog: pytest.LogCaptureFixture) -> None:
+    """The fetch itself is given up after `--kv-fetch-timeout` without a page."""
+    ports, stats = [free_port() for _ in range(2)], TierStats()
+    entries = [f"127.0.0.1:{port}" for port in ports]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(socket.create_server(("127.0.0.1", ports[0])))
+        stack.enter_context(served(4, f"tcp://{entries[1]}"))
+        peers = stack.enter_context(contextlib.closing(Peers(LAYOUT, entries, TOKEN, 0.8, stats)))
+        (store,) = peers.stores()
+        assert store.num_leading(NAMES) == 4
+        assert store.get(NAMES, [LAYOUT.new_page() for _ in NAMES]) == 4
+    assert stats.take().failures == {"peer_timeout": 1}
+    assert "no reply in 0.5 seconds" in caplog.text
+
+
+def test_peers_may_wait_for_pages_half_of_the_time_of_a_fetch(endpoint: str) -> None:
+    requests = list[PageRequest]()
+
+    def answer(request: PageRequest) -> list[bytes]:
+        requests.append(request)
+        return reply(request)
+
+    entry = endpoint.removeprefix("tcp://")
+    with answering(endpoint, answer), contextlib.closing(Peers(LAYOUT, [entry], TOKEN, 8.0, TierStats())) as peers:
+        (store,) = peers.stores()
+        assert store.num_leading(NAMES) == 0
+    assert [request.wait_s for request in requests] == [4.0]
 
 
 def test_a_peer_that_has_all_pages_is_enough() -> None:
