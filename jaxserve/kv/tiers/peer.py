@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import zmq
 
-from jaxserve.config.hosts import host_and_port
 from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.page import Page, PageLayout, copy_page
 from jaxserve.kv.tiers.stats import TierStats
