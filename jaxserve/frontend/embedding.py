@@ -166,9 +166,6 @@ async def vectors_of(
     """
     tenant = TENANT.get()
     rank = priority or 0 if tenant is None else tenant.priority(priority)
-    for user in (tenant, USAGE.get()):
-        if user is not None:
-            user.use(sum(map(len, texts)), 0)
     key_name = "" if tenant is None else tenant.record.name
     request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"
     starts = text_pair_starts or [None] * len(texts)
@@ -188,6 +185,9 @@ async def vectors_of(
     parts = iter([requests[start : start + size] for start in range(0, len(requests), size)])
     found: dict[RequestId, RequestOutput] = {}
     with frontend.client.admission.places(window):
+        for user in (tenant, USAGE.get()):
+            if user is not None:
+                user.use(sum(map(len, texts)), 0)
         try:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(min(_LANES, window)):

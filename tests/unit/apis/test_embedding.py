@@ -14,6 +14,7 @@ from tokenizers import Encoding
 
 from jaxserve.frontend.embedding import finished
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
+from jaxserve.tenants import KeyRecord
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.models.goldens import DATA
 from tests.unit.cli.test_documented_commands import read
@@ -100,6 +101,23 @@ async def test_the_first_refusal_ends_the_request_and_the_other_texts(api: Api) 
     status, reply = await task
     assert (status, reply["error"]["message"]) == (429, "the queue is full")
     assert await api.engine.was_aborted() == second.request_id
+
+
+async def test_texts_that_find_no_place_count_for_no_key(tokenizer: Tokenizer) -> None:
+    record = KeyRecord(key="a", name="team", tokens_per_minute=7)
+    async with running_api(tokenizer, records=[record]) as api:
+        api.engine.say(Ready(EMBEDDING))
+        await api.engine.is_heard()
+        body, headers = {"input": [[5]] * 6}, {"Authorization": "Bearer a"}
+        first = asyncio.create_task(api.post("/v1/embeddings", body, headers=headers))
+        request = await api.engine.added()
+        assert (await api.post("/v1/embeddings", body, headers=headers))[0] == 429
+        for left in reversed(range(6)):
+            api.engine.output(request, [], finish_reason="stop", vector=np.ones(2, np.float32).tobytes())
+            request = await api.engine.added() if left else request
+        assert (await first)[0] == 200
+        assert api.metrics.value("key_prompt_tokens", key="team") == 6
+        assert (await api.post("/tokenize", {"prompt": "x"}, headers=headers))[0] == 200, "the key has a token left"
 
 
 async def ready(api: Api, *, scores_pairs: bool) -> None:
