@@ -75,6 +75,10 @@ class RequestLedger(Protocol):
         """Take a request of an engine that is gone, for another one. Return False if it has to end with an error."""
 
 
+def _stopped() -> UnavailableError:
+    return UnavailableError("The engine stopped.")
+
+
 def failed_output(request_id: RequestId, message: str) -> RequestOutput:
     """Return the terminal output of a request that the engine does not answer: an UnavailableError."""
     return RequestOutput(request_id, [], finish_reason="error", error=ErrorInfo("UnavailableError", message))
@@ -223,7 +227,9 @@ class EngineConnection:
             self._outbox.put_nowait(Abort(request_ids))
 
     async def command(self, name: CommandName, options: CommandOptions) -> EngineState:
-        """Send a command and wait for its end. Raises RequestError if the engine rejects it or ends before."""
+        """Send a command and wait for its end. Raises RequestError if the engine rejects it, or has ended or ends before."""
+        if self._over.is_set():
+            raise _stopped()
         command, end = self._commands.new(name, options)
         self._outbox.put_nowait(command)
         return await end
@@ -248,7 +254,7 @@ class EngineConnection:
                     del self._streams[request_id]
                     self.waiting.remove(request_id)
         self._end_all(STOPPED)
-        self._commands.fail(UnavailableError("The engine stopped."))
+        self._commands.fail(_stopped())
 
     def _end_all(self, message: str) -> None:
         streams, self._streams = self._streams, {}

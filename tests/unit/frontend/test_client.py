@@ -120,6 +120,14 @@ async def test_dead_engine_ends_a_command(api: Api) -> None:
         await api.client.command("reset_prefix_cache")
 
 
+async def test_a_command_ends_if_its_engine_dies_before_it_is_sent(api: Api) -> None:
+    command = asyncio.create_task(api.client.command("reset_prefix_cache"))
+    await asyncio.sleep(0)
+    api.connection.end()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(command, 60)
+
+
 async def test_commands_that_a_frozen_engine_leaves_unanswered_are_bounded(api: Api) -> None:
     callers = [asyncio.create_task(api.client.command("reset_prefix_cache")) for _ in range(MAX_COMMANDS)]
     await api.engine.is_heard()
