@@ -259,8 +259,8 @@ def _has_scores(request: AddRequest) -> bool:
 
 
 def _by_version(choices: Iterable[ChoiceStream]) -> dict[str, int]:
-    """Return the number of tokens of each version of the weights, in ascending order."""
+    """Return the number of tokens of each version of the weights that computed some, in ascending order."""
     counts: Counter[int] = Counter()
     for choice in choices:
         counts.update(choice.num_tokens_of_weights)
-    return {str(version): counts[version] for version in sorted(counts)}
+    return {str(version): counts[version] for version in sorted(+counts)}

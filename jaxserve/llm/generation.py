@@ -240,7 +240,7 @@ def _output(
         stop_reason=end.stop_reason,
         cumulative_logprob=None if num_top is None else sum(token.logprob or 0.0 for token in scored),
         logprobs=None if num_top is None else [_entry(tokenizer, token, num_top) for token in scored],
-        weight_versions=versions[: choice.num_tokens],
+        weight_versions=versions,
         routed_experts=end.routed_experts,
         reasoning=reply.reasoning or None,
         tool_calls=tuple(ToolCall(new_call_id(), call.name, call.arguments) for call in reply.calls),

@@ -222,8 +222,8 @@ class ChoiceStream:
             if self._experts is not None:
                 self._experts.add(output.routed_experts)
             self.times.record_tokens(output)
-            self._count_weights(output)
             if self._options.is_prompt_only and output.token_ids:
+                self._count_weights(output, 0)
                 self._finish(output, "length")
                 delta = OutputDelta(self.index, "", finish_reason="length")
                 if self._experts is not None:
@@ -251,10 +251,10 @@ class ChoiceStream:
         has_ids = self._sent is not None and self._sent.has_released
         return self._take_delta(text) if has_text or has_ids else None
 
-    def _count_weights(self, output: RequestOutput) -> None:
+    def _count_weights(self, output: RequestOutput, num_tokens: int) -> None:
         if output.token_ids:
             counts, version = self.num_tokens_of_weights, output.weight_version
-            counts[version] = counts.get(version, 0) + len(output.token_ids)
+            counts[version] = counts.get(version, 0) + num_tokens
 
     def abandon(self) -> None:
         """Count a choice whose client left before its end."""
@@ -313,6 +313,7 @@ class ChoiceStream:
         is_cut = delta.stop is not None or self._has_all_calls
         num_taken = delta.num_tokens if is_cut else len(output.token_ids)
         self.num_tokens += num_taken
+        self._count_weights(output, num_taken)
         if self._sent is None:
             self._unsent += scored[:num_taken]
         else:

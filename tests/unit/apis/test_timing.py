@@ -88,3 +88,14 @@ async def test_the_versions_of_each_choices_tokens_are_reported(api: Api) -> Non
     assert reply["metrics"]["weight_version"] == 5
     assert reply["metrics"]["weight_version_tokens"] == {"3": 3, "4": 1, "5": 2}
     assert reply["metrics"]["choice_weight_version_tokens"] == [{"3": 2, "4": 1}, {"3": 1, "5": 2}]
+
+
+async def test_tokens_after_a_stop_string_have_no_version(api: Api) -> None:
+    token_ids = api.tokenizer.encode("one two three four", add_special_tokens=False)
+    body = BODIES["/v1/completions"] | {"max_tokens": len(token_ids), "stop": "two", "return_metrics": True}
+    asking = asyncio.create_task(api.post("/v1/completions", body))
+    api.engine.output(await api.engine.added(), token_ids, weight_version=3)
+    _, reply = await asking
+    num_tokens = reply["usage"]["completion_tokens"]
+    assert 0 < num_tokens < len(token_ids)
+    assert reply["metrics"]["weight_version_tokens"] == {"3": num_tokens}
