@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxserve.llm.llm import LLM
     from jaxserve.llm.results import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -41,6 +45,8 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "SamplingParams": "sampling_params",
+    "ClassificationOutput": "results",
+    "ClassificationRequestOutput": "results",
     "CompletionOutput": "results",
     "EmbeddingOutput": "results",
     "EmbeddingRequestOutput": "results",

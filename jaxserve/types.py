@@ -33,6 +33,8 @@ ProgramKind = Literal[
 ]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 """Log-probabilities of the model itself, or of the distribution that tokens are drawn from."""
+LabelActivation = Literal["none", "sigmoid", "softmax"]
+"""Function from the logits of labels to scores or probabilities: none, of each label alone, or of all together."""
 Pooling = Literal["last", "mean", "cls"]
 """Pooling of token vectors into the vector of a text: the last one, the mean, or the first one."""
 

@@ -61,9 +61,9 @@ def _with_head(model: DecoderConfig | EncoderConfig, modules: SentenceModules | 
     """Return the config with the layers that come after the pooling. Raises ConfigError if they do not fit the model."""
     if modules is None:
         return model
-    if model.head is not None and model.head.scores_pairs:
-        is_sigmoid = modules.texts.is_sigmoid
-        return model if is_sigmoid is None else replace(model, head=replace(model.head, is_sigmoid=is_sigmoid))
+    if model.head is not None and model.head.labels:
+        activation = modules.texts.activation if len(model.head.labels) == 1 else None
+        return model if activation is None else replace(model, head=replace(model.head, activation=activation))
     if modules.logit_tokens:
         return _with_head(replace(model, head=_logit_head(model, modules.logit_tokens)), modules)
     if not modules.dense:
@@ -87,7 +87,7 @@ def _logit_head(model: DecoderConfig | EncoderConfig, tokens: tuple[int, ...]) -
     if model.logit_softcap is not None or model.logit_layer or model.lm_head_bias or model.logit_scale != 1:
         raise ConfigError(f"{setting}: not for models that scale or cap their logits, or add a bias")
     layer = HeadLayer("output head", model.hidden_size, 1, has_bias=False, token_ids=tokens)
-    return EmbeddingHead((layer,), "last", scores_pairs=True, is_sigmoid=True)
+    return EmbeddingHead((layer,), "last", ("LABEL_0",), "sigmoid")
 
 
 _NO_PAGES = KVSpec(num_layers=0, num_kv_heads=0, head_dim=0, dtype_bytes=0, block_size=1)
@@ -139,10 +139,11 @@ def embedding_info(
         size=model.hidden_size if model.head is None else model.head.size,
         pooling=_pooling(config, model, modules),
         normalizes=modules is None or modules.normalizes,
-        scores_pairs=model.head is not None and model.head.scores_pairs,
         prompts=dict(texts.prompts),
         default_prompt=texts.default_prompt,
         lowers_texts=texts.is_lowered,
+        labels=() if model.head is None else model.head.labels,
+        activation="none" if model.head is None else model.head.activation,
     )
 
 

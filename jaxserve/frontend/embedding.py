@@ -23,7 +23,7 @@ from jaxserve.frontend.handle import USAGE
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
-from jaxserve.types import RequestId
+from jaxserve.types import LabelActivation, RequestId
 
 _LANES: Final = 4
 """Number of parts of a long list that run at the same time, so that no step waits for the last text of a part."""
@@ -273,12 +273,12 @@ async def scores_with_counts(
 
     params: the fields of both sides, for errors. instruction: see `encode_score_pairs`. Raises RequestError.
     """
-    model_info, model = frontend.require_embedding()
+    model_info, model = frontend.require_scores()
     options: dict[str, Any] = {"truncate": truncate, "params": params, "instruction": instruction}
     pairs = await encode_pairs(frontend, model_info, model, first, second, **options)
     check_total(frontend, pairs.texts, params[1])
     with noting_departure(frontend):
-        values, weight_version = await scores_of(frontend, model_info, pairs, priority)
+        values, weight_version = await scores_of(frontend, model_info, model, pairs, priority)
     return values, sum(map(len, pairs.texts)), weight_version
 
 
@@ -322,6 +322,7 @@ async def encode_pairs(
 async def scores_of(
     frontend: Frontend,
     model_info: ModelInfo,
+    model: EmbeddingInfo,
     pairs: Pairs,
     priority: int | None = None,
     on_done: Callable[[], None] = lambda: None,
@@ -332,7 +333,7 @@ async def scores_of(
     )
     vectors = found.arrays
     if pairs.num_first == 0:
-        return [float(vector[0]) for vector in vectors], found.weight_version
+        return activated(vectors, model.activation)[:, 0].tolist(), found.weight_version
     return cosines(vectors[: pairs.num_first], vectors[pairs.num_first :]), found.weight_version
 
 
@@ -341,3 +342,14 @@ def cosines(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[f
     one, other = (finished(side, normalizes=True) for side in (first, second))
     values: list[float] = np.clip((one * other).sum(axis=1), -1.0, 1.0).tolist()
     return values
+
+
+def activated(logits: Sequence[np.ndarray], activation: LabelActivation) -> np.ndarray:
+    """Return the scores or probabilities of the labels of each text, float32. (texts, labels)"""
+    matrix = np.stack(logits)
+    if activation == "sigmoid":
+        return np.asarray(1 / (1 + np.exp(-matrix.clip(-80, 80))))
+    if activation == "softmax":
+        weights = np.exp(matrix - matrix.max(axis=1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+    return matrix

@@ -82,14 +82,30 @@ class Frontend:
         return model_info, model_info.embedding
 
     def require_vectors(self) -> tuple[ModelInfo, EmbeddingInfo]:
-        """Return the info of a model that makes vectors of texts. Raises RequestError, also if it only scores pairs."""
+        """Return the info of a model that makes vectors of texts. Raises RequestError, also for a head that gives labels."""
         model_info, model = self.require_embedding()
         if model.scores_pairs:
-            raise InvalidRequestError(
-                f"The model `{self.model_name}` is a cross-encoder: it scores pairs (/v1/score, /v1/rerank) and makes no vectors.",
-                code="unsupported_task",
-            )
+            raise self._wrong_head("a cross-encoder: it scores pairs (/v1/score, /v1/rerank) and makes no vectors")
+        if model.labels:
+            raise self._wrong_head("a classifier: it labels texts (/classify) and makes no vectors")
         return model_info, model
+
+    def require_scores(self) -> tuple[ModelInfo, EmbeddingInfo]:
+        """Return the info of a model that scores pairs of texts. Raises RequestError, also for a classifier."""
+        model_info, model = self.require_embedding()
+        if len(model.labels) > 1:
+            raise self._wrong_head(f"a classifier of {len(model.labels)} labels (/classify): it gives no score")
+        return model_info, model
+
+    def require_labels(self) -> tuple[ModelInfo, EmbeddingInfo]:
+        """Return the info of a model that labels texts. Raises RequestError, also if it makes vectors."""
+        model_info, model = self.require_embedding()
+        if not model.labels:
+            raise self._wrong_head("no classifier: it makes vectors of texts (/v1/embeddings)")
+        return model_info, model
+
+    def _wrong_head(self, what: str) -> InvalidRequestError:
+        return InvalidRequestError(f"The model `{self.model_name}` is {what}.", code="unsupported_task")
 
     def admitted(self, request: GenerationRequest) -> AbstractContextManager[None]:
         """Return the places of a request in the queue. Raises RequestError if it cannot be served, or not now."""

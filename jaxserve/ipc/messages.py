@@ -22,7 +22,7 @@ from jaxserve.ipc.report import ModelWork, StartupReport
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import EngineSamplingParams
-from jaxserve.types import FinishReason, LogprobsMode, Pooling, RequestId
+from jaxserve.types import FinishReason, LabelActivation, LogprobsMode, Pooling, RequestId
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -169,12 +169,19 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
     pooling: Pooling
     normalizes: bool
     """True if its vectors should have length 1. The engine does not normalise them."""
-    scores_pairs: bool = False
-    """True for a cross-encoder: each text is a pair, and its vector is the pair's score."""
     prompts: dict[str, str] = {}
     """Texts that a request may have put before its own, by name; `default_prompt` is the name for those that name none."""
     default_prompt: str | None = None
     lowers_texts: bool = False
+    labels: tuple[str, ...] = ()
+    """Names of the labels of a classifier, whose vectors are their logits; a cross-encoder has one, of which each text is a pair."""
+    activation: LabelActivation = "none"
+    """Function from logits to scores or probabilities. The engine does not apply it."""
+
+    @property
+    def scores_pairs(self) -> bool:
+        """True for a cross-encoder."""
+        return len(self.labels) == 1
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -1,11 +1,12 @@
-"""From texts to the vectors and scores of the Python API."""
+"""From texts to the vectors, labels and scores of the Python API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxserve.frontend.embedding import (
+    activated,
     check_dimensions,
     check_partners,
     encode_inputs,
@@ -15,7 +16,17 @@ from jaxserve.frontend.embedding import (
     vectors_of,
 )
 from jaxserve.frontend.frontend import Frontend
-from jaxserve.llm.results import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+from jaxserve.llm.background import Background
+from jaxserve.llm.progress import progress
+from jaxserve.llm.prompts import Prompt, listed_prompt, listed_prompts
+from jaxserve.llm.results import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 
 
 async def embed_all(
@@ -48,6 +59,28 @@ async def embed_all(
     ]
 
 
+async def classify_all(
+    frontend: Frontend,
+    prompts: Sequence[str | list[int]],
+    truncate_prompt_tokens: int | None,
+    on_done: Callable[[], None],
+) -> list[ClassificationRequestOutput]:
+    """Return labels in the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
+    model_info, model = frontend.require_labels()
+    texts = await encode_inputs(frontend, model_info, prompts, truncate=truncate_prompt_tokens, param="prompts")
+    if not texts:
+        return []
+    logits = await vectors_of(frontend, model_info, texts, on_done=on_done)
+    return [
+        ClassificationRequestOutput(
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=ids,
+            outputs=ClassificationOutput(model.labels[row.argmax()], row.tolist()),
+        )
+        for prompt, ids, row in zip(prompts, texts, activated(logits.arrays, model.activation), strict=True)
+    ]
+
+
 async def score_all(
     frontend: Frontend,
     first: Sequence[str],
@@ -60,14 +93,72 @@ async def score_all(
     check_partners(first, second)
     if not second:
         return []
-    model_info, model = frontend.require_embedding()
+    model_info, model = frontend.require_scores()
     fields = "text_1", "text_2"
     options: dict[str, Any] = {"truncate": truncate_prompt_tokens, "instruction": instruction, "params": fields}
     pairs = await encode_pairs(frontend, model_info, model, first, second, **options)
     for _ in first if pairs.num_first == 0 else ():  # the caller counts the texts of both sides
         on_done()
-    scores, _ = await scores_of(frontend, model_info, pairs, on_done=on_done)
+    scores, _ = await scores_of(frontend, model_info, model, pairs, on_done=on_done)
     return [
         ScoringRequestOutput(prompt_token_ids=ids, outputs=ScoringOutput(score))
         for ids, score in zip(pairs.token_ids, scores, strict=True)
     ]
+
+
+class EmbeddingCalls:
+    """Methods of `LLM` for models that embed, score or label texts."""
+
+    _engine: Background[Frontend]
+
+    def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        progress_bar: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of one prompt or many (texts or token ids). Needs an encoder, or `task="embed"`.
+
+        The options are those of /v1/embeddings. Order, checks and errors are those of `generate`.
+        """
+        listed = listed_prompts(prompts, listed_prompt)
+        with progress(len(listed), progress_bar) as on_done:
+            return self._engine.call(
+                lambda frontend: embed_all(
+                    frontend, listed, dimensions, normalize, truncate_prompt_tokens, prompt_name, on_done
+                )
+            )
+
+    def classify(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        progress_bar: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the label of one prompt or many (texts or token ids), with the probabilities of all. Needs a classifier."""
+        listed = listed_prompts(prompts, listed_prompt)
+        with progress(len(listed), progress_bar) as on_done:
+            return self._engine.call(lambda frontend: classify_all(frontend, listed, truncate_prompt_tokens, on_done))
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+        progress_bar: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds.
+
+        instruction: for a reranker whose chat template shows a system message: what makes a document fit a query."""
+        first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
+        with progress(len(first) + len(second), progress_bar) as on_done:
+            return self._engine.call(
+                lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, instruction, on_done)
+            )

@@ -5,15 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from os import PathLike
-from typing import Any, Final, Literal, TypeAlias, TypeVar
-
-import numpy as np
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
+from typing import Any, Final, Literal
 
 from jaxserve.checkpoint.safetensors_file import ArrayLike
 from jaxserve.checkpoint.source import resolve
@@ -24,16 +19,19 @@ from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.peers import PeerProcesses
-from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, read_array
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import CommandName, CommandOptions, PauseMode, StartupProgress
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.llm.background import Background
-from jaxserve.llm.embedding import embed_all, score_all
+from jaxserve.llm.embedding import EmbeddingCalls
 from jaxserve.llm.generation import Work, chat_work, replayed, run_all, text_work
-from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from jaxserve.llm.progress import progress
+from jaxserve.llm.prompts import Prompt, listed_input, listed_prompts, params_of_each
+from jaxserve.llm.results import (
+    RequestOutput,
+)
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.llm.weight_arrays import arrays_file
 from jaxserve.runtime.engine_process import EngineProcess, check_tokenizer, engine_process, wait_dead, wait_started
@@ -45,9 +43,6 @@ from jaxserve.runtime.tasks import in_thread, running
 
 Message = dict[str, Any]
 """A message of OpenAI's API: `{"role": "user", "content": "..."}`."""
-T = TypeVar("T")
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text or token ids; also vLLM's `{"prompt": "..."}` and `{"prompt_token_ids": [...]}`."""
 
 _SERVER_SETTINGS: Final = {
     "tool_call_parser",
@@ -70,7 +65,7 @@ ACCEPTED: Final = frozenset(
 ) - (_EXCLUDED)
 
 
-class LLM(contextlib.AbstractContextManager["LLM"]):
+class LLM(EmbeddingCalls, contextlib.AbstractContextManager["LLM"]):
     """A loaded model in a separate engine process, the same one that the server runs; this process imports no jax.
 
     Use it as a context manager, or call `close`; the end of the program ends the engine, too. Several threads may use
@@ -98,7 +93,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         is_shown = sys.stderr.isatty()
         with StartupDisplay() if is_shown else contextlib.nullcontext() as display:
             on_progress = display.show if display is not None else lambda progress: None
-            self._engine: Background[Frontend] = Background(engine_session(config, executor, fake, on_progress))
+            self._engine = Background(engine_session(config, executor, fake, on_progress))
             self._engine.start()
         self._finalizer = weakref.finalize(self, self._engine.stop)
 
@@ -121,7 +116,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         All prompts are checked before any runs: an invalid prompt or option raises InvalidRequestError with a note that
         has the prompt's index. Raises UnavailableError or InternalError if the engine fails.
         """
-        listed = _listed_prompts(prompts, _listed_input)
+        listed = listed_prompts(prompts, listed_input)
         return self._run(partial(text_work, adapter=adapter), listed, sampling_params, progress_bar)
 
     def chat(
@@ -171,46 +166,6 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         results = self.generate(whole, params, adapter=adapter, progress_bar=progress_bar)
         return [replayed(result, len(prompt)) for prompt, result in zip(prompts, results, strict=True)]
-
-    def embed(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        *,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        truncate_prompt_tokens: int | None = None,
-        prompt_name: str | None = None,
-        progress_bar: bool = True,
-    ) -> list[EmbeddingRequestOutput]:
-        """Return the vectors of one prompt or many (texts or token ids). Needs an encoder, or `task="embed"`.
-
-        The options are those of /v1/embeddings. Order, checks and errors are those of `generate`.
-        """
-        listed = _listed_prompts(prompts, _listed_prompt)
-        with _progress(len(listed), progress_bar) as on_done:
-            return self._engine.call(
-                lambda frontend: embed_all(
-                    frontend, listed, dimensions, normalize, truncate_prompt_tokens, prompt_name, on_done
-                )
-            )
-
-    def score(
-        self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
-        *,
-        truncate_prompt_tokens: int | None = None,
-        instruction: str | None = None,
-        progress_bar: bool = True,
-    ) -> list[ScoringRequestOutput]:
-        """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds.
-
-        instruction: for a reranker whose chat template shows a system message: what makes a document fit a query."""
-        first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
-        with _progress(len(first) + len(second), progress_bar) as on_done:
-            return self._engine.call(
-                lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, instruction, on_done)
-            )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the default of `generate` and `chat`: SamplingParams with the checkpoint's recommended values."""
@@ -273,7 +228,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = _params_of_each(sampling_params, len(prompts))
+        params = params_of_each(sampling_params, len(prompts))
 
         async def work(frontend: Frontend) -> list[RequestOutput]:
             works = []
@@ -285,7 +240,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
                     raise
             return await run_all(frontend, works, on_done)
 
-        with _progress(len(prompts), progress_bar) as on_done:
+        with progress(len(prompts), progress_bar) as on_done:
             return self._engine.call(work)
 
 
@@ -305,61 +260,6 @@ def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
     queue = {"max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED, "max_reply_memory": _UNLIMITED_BYTES}
     given = {**own, **settings, **queue}
     return load_config(flags=given if model is None else {"model": model, **given}, environ=caches_environment())
-
-
-def _listed_prompts(prompts: Prompt | Iterable[Prompt], listed: Callable[[Any, str], T]) -> list[T]:
-    """Return each prompt as `listed` makes it from the prompt and its place."""
-    if not isinstance(prompts, Iterable):
-        raise invalid("prompts", f"must be texts or token ids, got {shorten(prompts)}")
-    given: Any = prompts if isinstance(prompts, str | Mapping) else list(prompts)  # a generator is read once
-    if isinstance(given, str | Mapping) or (given and all(isinstance(token, Integral) for token in given)):
-        return [listed(given, "prompts")]
-    return [listed(prompt, f"prompts[{i}]") for i, prompt in enumerate(given)]
-
-
-def _listed_input(prompt: Any, name: str) -> str | list[int] | EmbedsSource:
-    """Return a prompt of `generate`, which may be embeddings."""
-    if isinstance(prompt, Mapping) and list(prompt) == ["prompt_embeds"]:
-        return read_array(prompt["prompt_embeds"], f"{name}.prompt_embeds")
-    return _listed_prompt(prompt, name)
-
-
-def _listed_prompt(prompt: Any, name: str) -> str | list[int]:
-    content = prompt
-    if isinstance(prompt, Mapping) and len(prompt) == 1:
-        content = prompt.get("prompt", prompt.get("prompt_token_ids"))
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence | np.ndarray) and all(isinstance(token, Integral) for token in content):
-        return list(map(int, content))
-    raise invalid(name, f"must be a text or token ids, got {shorten(prompt)}")
-
-
-def _params_of_each(
-    sampling_params: SamplingParams | Sequence[SamplingParams], num_prompts: int
-) -> Sequence[SamplingParams]:
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * num_prompts
-    is_list = isinstance(sampling_params, Sequence)
-    if not is_list or not all(isinstance(one, SamplingParams) for one in sampling_params):
-        raise invalid("sampling_params", f"must be SamplingParams or a list of them, got {shorten(sampling_params)}")
-    if len(sampling_params) != num_prompts:
-        raise invalid(
-            "sampling_params", f"must be one, or one for each of the {num_prompts} prompts, got {len(sampling_params)}"
-        )
-    return sampling_params
-
-
-@contextlib.contextmanager
-def _progress(total: int, is_wanted: bool) -> Iterator[Callable[[], None]]:
-    """Show a bar on stderr if it is a terminal; yields the callback for each finished prompt."""
-    if not (is_wanted and sys.stderr.isatty()):
-        yield lambda: None
-        return
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("prompts", total=total)
-        yield partial(bar.advance, task)
 
 
 @contextlib.asynccontextmanager

@@ -87,6 +87,32 @@ class EmbeddingRequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """A text's label, and how probable each one is."""
+
+    label: str
+    """Name of the most probable label."""
+    probs: list[float]
+    """Probability of each label, in the checkpoint's order."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassificationRequestOutput:
+    """A text and its label."""
+
+    prompt: str | None
+    """The text; None if it was given as token ids."""
+    prompt_token_ids: list[int]
+    """Token ids with the model's special tokens around the text."""
+    outputs: ClassificationOutput
+
+
+@dataclass(frozen=True, slots=True)
 class ScoringOutput:
     """Similarity of two texts."""
 

@@ -1,4 +1,4 @@
-"""Head of a model that embeds or scores, as data: matmuls after the pooling of a text's token vectors."""
+"""Head of a model that embeds, scores or classifies, as data: matmuls after the pooling of a text's token vectors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxserve.model_config.activation import Activation
-from jaxserve.types import Pooling
+from jaxserve.types import LabelActivation, Pooling
 
 HeadActivation = Activation | Literal["tanh", "none"]
 
@@ -32,15 +32,16 @@ class HeadLayer:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingHead:
-    """Layers that make a text's vector into another one, or a pair's vector into its score."""
+    """Layers that make a text's vector into another one, or into a logit for each label."""
 
     layers: tuple[HeadLayer, ...]
     pooling: Pooling | None = None
     """Pooling that a scoring head was trained with; None: as the checkpoint or the settings say."""
-    scores_pairs: bool = False
-    """True if the one output is the score of a pair of texts, or of a text that holds both."""
-    is_sigmoid: bool = False
-    """True if a sigmoid is applied to the score."""
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's labels. A cross-encoder has one: its logit scores a pair of texts, or a text that holds both. Empty:
+    the output is a vector."""
+    activation: LabelActivation = "none"
+    """Function that makes logits into scores or probabilities. The API process applies it."""
 
     @property
     def size(self) -> int:

@@ -1,11 +1,10 @@
-"""Head of a model that embeds: matmuls after the pooling of a text's token vectors."""
+"""Head of a model that embeds, scores or classifies: matmuls after the pooling of a text's token vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -40,17 +39,15 @@ class DenseLayer(nnx.Module):
 
 
 class VectorHead(nnx.Module):
-    """Layers after pooling, and perhaps a sigmoid."""
+    """Layers after pooling."""
 
     def __init__(self, config: EmbeddingHead, policy: DtypePolicy) -> None:
         self.layers = nnx.List([DenseLayer(layer, policy) for layer in config.layers])
-        self.is_sigmoid = config.is_sigmoid
         self.dtype = policy.activations
 
     def __call__(self, vectors: Float[Array, "B I"]) -> Float[Array, "B O"]:
-        """Return the text's vectors, or the pairs' scores, in float32."""
+        """Return the texts' vectors, or logits of their labels, in float32."""
         x = vectors.astype(self.dtype)
         for layer in self.layers:
             x = layer(x)
-        made = x.astype(jnp.float32)
-        return jax.nn.sigmoid(made) if self.is_sigmoid else made
+        return x.astype(jnp.float32)

@@ -32,7 +32,7 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._scoring import scoring_head
+from jaxserve.models.families._labels import label_head
 from jaxserve.models.nearest import differences, nearest_family
 from jaxserve.models.output_head import has_own_head
 from jaxserve.quant.kv_scales import kv_scale_dtype
@@ -175,7 +175,7 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
     family, form = family_of(hf), read_form(hf)
     config = family.decoder_config(dict(hf))
     if hf.get(SCORES) is True:
-        head = scoring_head(Keys(hf), (HeadLayer("score", config.hidden_size, 1, has_bias=False),), "last")
+        head = label_head(Keys(hf), (HeadLayer("score", config.hidden_size, 1, has_bias=False),), "last")
         config = replace(config, head=head, tied_embeddings=True)  # no memory goes into an output head
     bos = hf.get("bos_token_id")
     return replace(

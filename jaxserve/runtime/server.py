@@ -324,6 +324,8 @@ def first_request(model_info: ModelInfo, *, has_chat: bool) -> tuple[str, dict[s
     text = "Once upon a time"
     if model_info.embedding is not None and model_info.embedding.scores_pairs:
         return "rerank", {"query": "How do stories begin?", "documents": [text, "The end"]}
+    if model_info.embedding is not None and model_info.embedding.labels:
+        return "classify", {"input": text}
     if model_info.embedding is not None:
         return "embeddings", {"input": text}
     if has_chat:

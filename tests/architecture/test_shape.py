@@ -26,6 +26,7 @@ class LongFunctionWarning(UserWarning):
 
 
 STAMPS = {
+    "jaxserve.apis.openai.classify",
     "jaxserve.apis.openai.score",
     "jaxserve.apis.responses.endpoint",
     "jaxserve.apis.responses.reply",

@@ -25,6 +25,7 @@ CODE_RUNNING_METHODS = (".recv_pyobj", ".send_pyobj", ".unsafe_load", ".full_loa
 READ_WALL_CLOCK = {
     "jaxserve.frontend.frontend": "`created` of a model",
     "jaxserve.apis.schema.common": "`created` of replies",
+    "jaxserve.apis.openai.classify": "`created` of replies",
     "jaxserve.apis.openai.score": "`created` of replies",
     "jaxserve.apis.responses.endpoint": "`created_at` of responses",
     "jaxserve.apis.responses.reply": "`completed_at` of responses",

@@ -225,7 +225,7 @@ def test_the_first_tokens_vector_is_taken_where_the_checkpoint_says_so() -> None
 def test_a_cross_encoder_scores_pairs_and_marks_the_second_text() -> None:
     golden = pair_golden("bert_cross_tiny")
     engine = EmbeddingEngine(golden.path, max_num_seqs=4, max_num_batched_tokens=16)
-    assert engine.model_info.embedding == EmbeddingInfo(1, "cls", normalizes=True, scores_pairs=True)
+    assert engine.model_info.embedding == EmbeddingInfo(1, "cls", normalizes=True, labels=("LABEL_0",))
     pairs = [ids for ids in golden.token_ids if len(ids) <= 16]
     found = np.concatenate(engine.vectors(pairs, golden.text_pair_starts[: len(pairs)]))
     np.testing.assert_allclose(found, golden.scores[: len(pairs)], atol=1e-5)
@@ -235,12 +235,15 @@ def test_a_cross_encoder_scores_pairs_and_marks_the_second_text() -> None:
 
 
 @pytest.mark.slow
-def test_a_cross_encoder_of_roberta_ends_in_a_sigmoid() -> None:
+def test_a_cross_encoder_of_roberta_scores_by_a_sigmoid() -> None:
     golden = pair_golden("roberta_cross_tiny")
     assert golden.text_pair_starts == [None] * 4
     engine = EmbeddingEngine(golden.path)
     found = np.concatenate(engine.vectors(golden.token_ids))  # all lengths
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-golden.scores)), atol=1e-5)
+    np.testing.assert_allclose(found, golden.scores, atol=4e-5)
+    assert engine.model_info.embedding == EmbeddingInfo(
+        1, "cls", normalizes=True, labels=("LABEL_0",), activation="sigmoid"
+    )
     engine.close()
 
 

@@ -15,17 +15,32 @@ from jaxserve.config import CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.embedding import make_embedding_skeleton, read_modules
 from jaxserve.executor.preparation import resolve_task
-from jaxserve.frontend.embedding import finished
+from jaxserve.frontend.embedding import activated, finished
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.tokenizer.score_prompts import encode_score_pairs
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.engine.embedding_engine import EmbeddingEngine
-from tests.models.goldens import DATA, encoder_golden, pair_golden, pair_goldens, sentence_golden, sentence_goldens
+from tests.models.goldens import (
+    DATA,
+    encoder_golden,
+    label_golden,
+    pair_golden,
+    pair_goldens,
+    sentence_golden,
+    sentence_goldens,
+)
 
 TOLERANCE = 1e-4
 QUICK = ("embedding_gemma_tiny", "mpnet_tiny")
+SENTENCES = ("the quick fox", "a server answers", "lists of tokens, many at once")
+LABELS = {
+    "modernbert_labels_tiny": (("LABEL_0", "LABEL_1"), "softmax"),
+    "qwen3_labels_tiny": (("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3", "LABEL_4"), "softmax"),
+    "roberta_topics_tiny": (("sports", "weather", "music"), "sigmoid"),
+}
+"""Labels and activation of each classifier."""
 
 
 def vectors(path: Path, texts: list[np.ndarray], **settings: Any) -> np.ndarray:
@@ -50,6 +65,13 @@ def test_vectors_are_those_of_sentence_transformers(name: str) -> None:
     np.testing.assert_allclose(vectors(golden.path, golden.token_ids), golden.vectors, atol=TOLERANCE)
 
 
+def scores(engine: EmbeddingEngine, texts: list[Any]) -> np.ndarray:
+    """Return the scores of texts, as a client gets them."""
+    info = engine.model_info.embedding
+    assert info is not None and info.scores_pairs
+    return activated(engine.vectors(texts), info.activation)[:, 0]
+
+
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in pair_goldens()]
 )
@@ -57,9 +79,24 @@ def test_scores_are_those_of_transformers(name: str) -> None:
     """The score ends in a sigmoid, as sentence-transformers applies it to one label."""
     golden = pair_golden(name)
     engine = EmbeddingEngine(golden.path, max_num_batched_tokens=96)
-    assert engine.model_info.embedding is not None and engine.model_info.embedding.scores_pairs
-    found = np.concatenate(engine.vectors(golden.token_ids))
+    found = scores(engine, golden.token_ids)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-golden.scores)), atol=TOLERANCE)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "modernbert_labels_tiny" else pytest.param(name, marks=pytest.mark.slow) for name in LABELS],
+)
+def test_probabilities_of_labels_are_those_of_transformers(name: str) -> None:
+    golden = label_golden(name)
+    engine = EmbeddingEngine(golden.path, max_num_batched_tokens=96)
+    info = engine.model_info.embedding
+    assert info is not None and (info.labels, info.activation) == LABELS[name]
+    np.testing.assert_allclose(np.stack(engine.vectors(golden.token_ids)), golden.logits, atol=TOLERANCE)
+    tokenizer = load_tokenizer(golden.path)
+    found = activated(engine.vectors([tokenizer.encode(text) for text in SENTENCES]), info.activation)
+    np.testing.assert_allclose(found, golden.probabilities, atol=TOLERANCE)
     engine.close()
 
 
@@ -73,12 +110,12 @@ def test_a_decoder_scores_texts_with_the_logits_of_tokens_that_a_setting_names(
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).symlink_to(golden.path / name)
     engine = EmbeddingEngine(tmp_path, max_num_batched_tokens=96, classifier_from_token=tokens)
-    found = np.concatenate(engine.vectors(golden.token_ids))
+    found = scores(engine, golden.token_ids)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-sign * golden.scores)), atol=TOLERANCE)
     pairs = [("the quick fox", "jumps over"), ("a server", "answers many requests at once")]
     prompts = [ids for ids, _ in encode_score_pairs(load_tokenizer(golden.path), pairs, None)]
     of_texts = np.load(golden.path / "golden.npz")["of_texts"]
-    found = np.concatenate(engine.vectors(prompts))
+    found = scores(engine, prompts)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-sign * of_texts)), atol=TOLERANCE)
     engine.close()
 

@@ -271,6 +271,28 @@ def pair_golden(name: str) -> PairGolden:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelGolden:
+    """A tiny classifier and what it makes of texts."""
+
+    path: Path
+    token_ids: list[np.ndarray]
+    """int32 (T) each"""
+    logits: np.ndarray
+    """float32 (texts, labels)"""
+    probabilities: np.ndarray
+    """float32 (sentences, labels): of the sentences of tests/tools/make_sentence_goldens.py"""
+
+
+def label_golden(name: str) -> LabelGolden:
+    """One tiny classifier."""
+    path = DATA / "encoders" / name
+    with np.load(path / "golden.npz", allow_pickle=False) as arrays:
+        logits = arrays["logits"]
+        token_ids = [arrays[f"ids_{i}"] for i in range(len(logits))]
+        return LabelGolden(path, token_ids, logits, arrays["probabilities"])
+
+
+@dataclass(frozen=True, slots=True)
 class VectorGolden:
     """A model's embeddings of prompts."""
 

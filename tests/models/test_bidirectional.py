@@ -54,14 +54,12 @@ def test_a_decoder_saved_with_a_head_for_scores_is_that_decoder(name: str) -> No
     assert only_embeds(read)
 
 
-def test_a_head_for_scores_has_one_label_and_reads_the_last_token() -> None:
+def test_a_head_for_labels_reads_the_last_token() -> None:
     hf = {**SIZES, "num_key_value_heads": 1, "architectures": ["LlamaForSequenceClassification"]}
     head = decoder_config(text_config({**hf, "num_labels": 1}, families())).head
-    assert head == EmbeddingHead(
-        (HeadLayer("score", 48, 1, has_bias=False),), "last", scores_pairs=True, is_sigmoid=True
-    )
-    with pytest.raises(CheckpointError, match="num_labels is 2; supported: one label"):
-        decoder_config(text_config({**hf, "num_labels": 2}, families()))
+    assert head == EmbeddingHead((HeadLayer("score", 48, 1, has_bias=False),), "last", ("LABEL_0",), "sigmoid")
+    head = decoder_config(text_config({**hf, "id2label": {"1": "no", "0": "yes"}}, families())).head
+    assert head == EmbeddingHead((HeadLayer("score", 48, 2, has_bias=False),), "last", ("yes", "no"), "softmax")
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
@@ -103,8 +101,8 @@ def test_windows_of_gemma_are_halved_only_if_its_tokens_attend_in_both_direction
             "classifier_pooling is 'max'; supported: cls or mean",
         ),
         (
-            {"architectures": ["ModernBertForSequenceClassification"], "num_labels": 3},
-            "num_labels is 3; supported: one label",
+            {"architectures": ["ModernBertForSequenceClassification"], "num_labels": 0},
+            "num_labels is 0; supported: an integer from 1",
         ),
         ({"global_rope_theta": 0}, "global_rope_theta is 0"),
     ],

@@ -13,6 +13,7 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.encoder import distance_buckets
 from jaxserve.models.encoders.bert import encoder_config
 from jaxserve.models.registry import encoder_architectures
+from jaxserve.types import LabelActivation
 
 BERT: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -33,9 +34,11 @@ def read_any(hf: dict[str, Any]) -> EncoderConfig:
     return encoder_architectures()[hf["architectures"][0]](hf)
 
 
-def scoring(inner: str, outer: str, is_sigmoid: bool) -> EmbeddingHead:
-    layers = HeadLayer(inner, 32, 32, activation="tanh"), HeadLayer(outer, 32, 1)
-    return EmbeddingHead(layers, "cls", scores_pairs=True, is_sigmoid=is_sigmoid)
+def labelling(
+    inner: str, outer: str, activation: LabelActivation, labels: tuple[str, ...] = ("LABEL_0",)
+) -> EmbeddingHead:
+    layers = HeadLayer(inner, 32, 32, activation="tanh"), HeadLayer(outer, 32, len(labels))
+    return EmbeddingHead(layers, "cls", labels, activation)
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -54,19 +57,37 @@ def test_a_class_with_a_head_for_tokens_is_the_encoder_without_it(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("keys", "is_sigmoid"),
+    ("keys", "activation"),
     [
-        ({}, True),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, False),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, True),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False),
+        ({}, "sigmoid"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "none"),
     ],
 )
-def test_score_activation_is_read_from_the_checkpoint(keys: dict[str, Any], is_sigmoid: bool) -> None:
+def test_score_activation_is_read_from_the_checkpoint(keys: dict[str, Any], activation: LabelActivation) -> None:
     config = read("BertForSequenceClassification", id2label={"0": "LABEL_0"}, **keys)
-    assert config.head == scoring("pooler.dense", "classifier", is_sigmoid)
+    assert config.head == labelling("pooler.dense", "classifier", activation)
     roberta = read("XLMRobertaForSequenceClassification", num_labels=1, **keys)
-    assert roberta.head == scoring("classifier.dense", "classifier.out_proj", is_sigmoid)
+    assert roberta.head == labelling("classifier.dense", "classifier.out_proj", activation)
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels", "activation"),
+    [
+        ({}, ("LABEL_0", "LABEL_1"), "softmax"),  # transformers leaves out its default
+        ({"num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2"), "softmax"),
+        ({"id2label": {"1": "no", "0": "yes"}, "num_labels": 9}, ("yes", "no"), "softmax"),
+        ({"problem_type": "single_label_classification"}, ("LABEL_0", "LABEL_1"), "softmax"),
+        ({"problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1"), "sigmoid"),
+        ({"problem_type": "regression"}, ("LABEL_0", "LABEL_1"), "none"),
+    ],
+)
+def test_labels_of_a_classifier_are_read_from_the_checkpoint(
+    keys: dict[str, Any], labels: tuple[str, ...], activation: LabelActivation
+) -> None:
+    head = read("BertForSequenceClassification", **keys).head
+    assert head == labelling("pooler.dense", "classifier", activation, labels)
 
 
 def test_published_keys_of_nomic_bert_mean_what_those_of_transformers_mean() -> None:
@@ -126,8 +147,17 @@ def test_encoders_without_token_types_or_positions_of_their_own_are_read() -> No
         ("BertModel", {"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
         ("BertModel", {"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq'"),
         ("RobertaModel", {"max_position_embeddings": 2}, "max_position_embeddings is 2"),
-        ("BertForSequenceClassification", {}, "num_labels is null; supported: one label"),
-        ("BertForSequenceClassification", {"id2label": {"0": "no", "1": "yes"}}, "id2label is "),
+        ("BertForSequenceClassification", {"num_labels": 10**9}, "num_labels is 1000000000; supported: an integer"),
+        ("BertForSequenceClassification", {"id2label": {"0": "no", "2": "yes"}}, "id2label is "),
+        ("BertForSequenceClassification", {"id2label": {"0": "no", "1": 1}}, "id2label is "),
+        ("BertForSequenceClassification", {"id2label": ["no", "yes"]}, "id2label is "),
+        ("BertForSequenceClassification", {"id2label": {}}, "id2label is {}; supported: names of 1 to"),
+        ("BertForSequenceClassification", {"problem_type": "ranking"}, "problem_type is 'ranking'; supported: single_"),
+        (
+            "BertForSequenceClassification",
+            {"num_labels": 1, "problem_type": "multi_label_classification"},
+            "problem_type is 'multi_label_classification'; supported: null or 'regression'",
+        ),
         (
             "BertForSequenceClassification",
             {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.Tanh"}},

@@ -62,6 +62,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 EMBEDDINGS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": ["x"] * 60_000}),
     ("/v1/embeddings", {"input": ["x"] * 100_000}),
+    ("/classify", {"input": ["x"] * 60_000}),
     ("/v1/rerank", {"query": "x", "documents": ["x"] * 60_000}),
     ("/v1/rerank", {"query": "x", "documents": [{"text": "x"}] * 20_000}),
     ("/v1/score", {"text_1": "x", "text_2": ["x"] * 60_000}),

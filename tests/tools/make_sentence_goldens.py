@@ -5,7 +5,8 @@ Run from the repository root where torch, transformers and sentence-transformers
 Without names, all are written. Everything is computed in float32, one text at a time, so that no padding is involved.
 
 golden.npz of a model that embeds: ids_i (T) int32 and vectors (texts, D), as the last module makes them. Of one that scores:
-ids_i, and scores (texts) before any sigmoid.
+ids_i, and scores (texts) before any sigmoid. Of a classifier: ids_i, logits (texts, labels), and probabilities (SENTENCES,
+labels), as transformers' pipeline makes them.
 """
 
 from __future__ import annotations
@@ -205,6 +206,28 @@ SCORERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_scores_tiny": ("Qwen3ForSequenceClassification", QWEN3),
 }
+CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "roberta_topics_tiny": (
+        "RobertaForSequenceClassification",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "max_position_embeddings": 64,
+            "type_vocab_size": 1,
+            "problem_type": "multi_label_classification",
+            "id2label": {0: "sports", 1: "weather", 2: "music"},
+            "label2id": {"sports": 0, "weather": 1, "music": 2},
+        },
+    ),
+    "modernbert_labels_tiny": (  # with transformers' default of two labels, which config.json does not have
+        "ModernBertForSequenceClassification",
+        modernbert(12, hidden_size=48, intermediate_size=40, num_attention_heads=3),
+    ),
+    "qwen3_labels_tiny": ("Qwen3ForSequenceClassification", {**QWEN3, "num_labels": 5}),
+}
+SENTENCES = ("the quick fox", "a server answers", "lists of tokens, many at once")
 
 
 def random_weights(model: torch.nn.Module, seed: int) -> None:
@@ -308,6 +331,32 @@ def make_scores(name: str, case: tuple[str, dict[str, Any]], seed: int) -> None:
 
 
 @torch.no_grad()
+def make_classifier(name: str, case: tuple[str, dict[str, Any]], seed: int) -> None:
+    """Write one model that labels texts."""
+    architecture, keys = case
+    folder = DATA / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_model(folder, architecture, keys, seed)
+    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    rng = np.random.default_rng(seed)
+    arrays, logits = {}, []
+    for i, length in enumerate(LENGTHS):
+        ids = rng.integers(5, VOCAB, length)
+        logits.append(model(torch.tensor([ids.tolist()])).logits[0].numpy())
+        arrays[f"ids_{i}"] = ids.astype(np.int32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    pipeline = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
+    by_label = [{each["label"]: each["score"] for each in found} for found in pipeline(list(SENTENCES), batch_size=1)]
+    order = [model.config.id2label[i] for i in range(model.config.num_labels)]
+    probabilities = [[found[label] for label in order] for found in by_label]
+    np.savez_compressed(
+        folder / "golden.npz", logits=np.stack(logits), probabilities=np.float32(probabilities), **arrays
+    )
+    print(name, np.stack(logits).std(0), probabilities)
+
+
+@torch.no_grad()
 def make_reranker(name: str, keys: dict[str, Any], seed: int) -> None:
     """Write one model whose score is the logit of `yes` less that of `no`, as sentence-transformers saves it."""
     folder, plain = DATA / name, DATA / f"{name}.plain"
@@ -341,6 +390,9 @@ def main() -> None:
     for index, (name, scorer) in enumerate(SCORERS.items()):
         if not sys.argv[1:] or name in sys.argv[1:]:
             make_scores(name, scorer, 400 + 10 * index)
+    for index, (name, classifier) in enumerate(CLASSIFIERS.items()):
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            make_classifier(name, classifier, 600 + 10 * index)
     if not sys.argv[1:] or "qwen3_reranker_tiny" in sys.argv[1:]:
         make_reranker("qwen3_reranker_tiny", QWEN3, 800)
 

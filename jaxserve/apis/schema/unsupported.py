@@ -87,6 +87,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "max_output_tokens": _NULL,
     "max_tokens_per_doc": _NULL,
     "mcp_servers": _EMPTY,
+    "messages": _EMPTY,
     "min_new_tokens": _ZERO,
     "mirostat": _ZERO,
     "mirostat_mode": _ZERO,

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.files import read_object
 from jaxserve.errors import CheckpointError, shown
+from jaxserve.types import LabelActivation
 
 _FILE: Final = "config_sentence_transformers.json"
-_ACTIVATIONS: Final[Mapping[str, bool]] = {"Sigmoid": True, "Identity": False}
-"""True by the name of an activation of scores if it is a sigmoid."""
+LABEL_ACTIVATIONS: Final[Mapping[str, LabelActivation]] = {"Sigmoid": "sigmoid", "Identity": "none"}
+"""Activations of scores by their names in torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class TextSettings:
     """Name of the prompt of texts whose request names none; None: they have none."""
     is_lowered: bool = False
     """True if texts become lower case before they are tokenised."""
-    is_sigmoid: bool | None = None
-    """True if scores go through a sigmoid; None: the model's config says so or not."""
+    activation: LabelActivation | None = None
+    """Activation of scores; None: the model's config says which."""
 
 
 def read_text_settings(base: Path, model: Path) -> TextSettings:
@@ -42,13 +43,15 @@ def read_text_settings(base: Path, model: Path) -> TextSettings:
         raise CheckpointError(
             f"{path}: default_prompt_name: expected the name of a prompt, found {shown(str(default))}"
         )
-    return TextSettings(prompts, default, is_lowered, _is_sigmoid(path, config.get("activation_fn")))
+    return TextSettings(prompts, default, is_lowered, _activation(path, config.get("activation_fn")))
 
 
-def _is_sigmoid(path: Path, activation: object) -> bool | None:
+def _activation(path: Path, activation: object) -> LabelActivation | None:
     if activation is None:
         return None
     name = str(activation).rpartition(".")[2]
-    if name not in _ACTIVATIONS:
-        raise CheckpointError(f"{path}: activation_fn: expected one of {', '.join(_ACTIVATIONS)}, found {shown(name)}")
-    return _ACTIVATIONS[name]
+    if name not in LABEL_ACTIVATIONS:
+        raise CheckpointError(
+            f"{path}: activation_fn: expected one of {', '.join(LABEL_ACTIVATIONS)}, found {shown(name)}"
+        )
+    return LABEL_ACTIVATIONS[name]

@@ -1,6 +1,6 @@
 """BERT and models with its layers: MiniLM, BGE, E5, GTE (BertModel), and RoBERTa, which counts positions from 2.
 
-With a head for one label they are cross-encoders, which score pairs of texts.
+With a head for one label they are cross-encoders, which score pairs of texts; with more labels they are classifiers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.encoders._common import MAX_TOKEN_TYPES, read_encoder
 from jaxserve.models.families._common import MAX_VOCAB_SIZE
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._scoring import scoring_head
+from jaxserve.models.families._labels import label_head
 
 SCORERS = ("BertForSequenceClassification", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification")
 LANGUAGE_MODELS = ("BertForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM")
@@ -42,7 +42,7 @@ def encoder_config(hf: dict[str, Any]) -> EncoderConfig:
 def with_first_token_head(
     config: EncoderConfig, keys: Keys, inner: str, outer: str, activation: Any = "tanh"
 ) -> EncoderConfig:
-    """Return the config with a scoring head of two layers over the first token's vector, by their names in checkpoints."""
+    """Return the config with a head for labels of two layers over the first token's vector, by their names in checkpoints."""
     d = config.hidden_size
     layers = HeadLayer(inner, d, d, activation=activation), HeadLayer(outer, d, 1)
-    return replace(config, head=scoring_head(keys, layers, "cls"))
+    return replace(config, head=label_head(keys, layers, "cls"))

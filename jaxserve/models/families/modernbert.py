@@ -12,8 +12,8 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.models.families._common import MAX_LAYERS, build, layer_types, num_layers, read_activation
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._labels import label_head
 from jaxserve.models.families._rope import MAX_POSITION, by_layer_type
-from jaxserve.models.families._scoring import scoring_head
 from jaxserve.types import Pooling
 
 KEY_NAMES: Final = {"global_rope_theta": "rope_theta"}
@@ -69,7 +69,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         embedding_norm="inputs",
         sliding_rope_theta=sliding_theta,
         is_bidirectional=True,
-        head=_scoring_head(keys, config) if hf["architectures"][0] == _SCORER else None,
+        head=_label_head(keys, config) if hf["architectures"][0] == _SCORER else None,
     )
 
 
@@ -87,14 +87,14 @@ def normed_layer(keys: Keys, config: DecoderConfig, name: str) -> HeadLayer:
     )
 
 
-def _scoring_head(keys: Keys, config: DecoderConfig) -> EmbeddingHead:
-    """Return the head of a cross-encoder: a layer with a norm, and one label."""
+def _label_head(keys: Keys, config: DecoderConfig) -> EmbeddingHead:
+    """Return the head of a cross-encoder or classifier: a layer with a norm, and the labels."""
     poolings: Mapping[Any, Pooling] = {"cls": "cls", "mean": "mean"}
     pooling = keys.get("classifier_pooling")
     if pooling not in poolings:
         raise keys.error("classifier_pooling", " or ".join(poolings))
     inner = normed_layer(keys, config, "head")
-    return scoring_head(keys, (inner, HeadLayer("classifier", config.hidden_size, 1)), poolings[pooling])
+    return label_head(keys, (inner, HeadLayer("classifier", config.hidden_size, 1)), poolings[pooling])
 
 
 FAMILY = Family(

@@ -36,6 +36,7 @@ def test_vectors_are_cut_before_their_length_is_made_one() -> None:
         ("/v1/embeddings", {"input": "a"}),
         ("/v1/score", {"text_1": "a", "text_2": "b"}),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/classify", {"input": "a"}),
     ],
 )
 async def test_an_engine_that_generates_does_not_embed(api: Api, path: str, body: dict[str, str]) -> None:
@@ -121,7 +122,7 @@ async def test_texts_that_find_no_place_count_for_no_key(tokenizer: Tokenizer) -
 
 
 async def ready(api: Api, *, scores_pairs: bool) -> None:
-    model_info = EmbeddingInfo(1, "cls", normalizes=True, scores_pairs=scores_pairs)
+    model_info = EmbeddingInfo(1, "cls", normalizes=True, labels=("LABEL_0",) if scores_pairs else ())
     api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, embedding=model_info)))
     await api.engine.is_heard()
 
@@ -151,7 +152,7 @@ async def test_a_cross_encoder_reads_each_pair_at_once(pairs_api: Api) -> None:
 
 async def test_the_default_prompt_of_a_cross_encoder_comes_before_the_first_text_of_a_pair(pairs_api: Api) -> None:
     api = pairs_api
-    info = EmbeddingInfo(1, "cls", True, True, {"judge": "Is it so? "}, "judge", lowers_texts=True)
+    info = EmbeddingInfo(1, "cls", True, {"judge": "Is it so? "}, "judge", lowers_texts=True, labels=("LABEL_0",))
     api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, embedding=info)))
     await api.engine.is_heard()
     task = asyncio.create_task(api.post("/v1/score", {"text_1": "What", "text_2": "That"}))

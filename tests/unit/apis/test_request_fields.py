@@ -66,6 +66,7 @@ ASKING = {
     "lora_request": {"a": 1},
     "mm_processor_kwargs": {"a": 1},
     "mcp_servers": [{"name": "x"}],
+    "messages": [{"role": "user", "content": "x"}],
     "modalities": ["text", "audio"],
     "output_format": {"type": "json_schema"},
     "prompt_embeds": "AAAA",

@@ -55,9 +55,9 @@ def test_prompts_lower_case_and_the_activation_of_scores_are_read(tmp_path: Path
     assert (info.prompts, info.default_prompt, info.lowers_texts) == (config["prompts"], "query", True)
 
 
-@pytest.mark.parametrize(("name", "is_sigmoid"), [("Identity", False), ("Sigmoid", True), (None, False)])
+@pytest.mark.parametrize(("name", "expected"), [("Identity", "none"), ("Sigmoid", "sigmoid"), (None, "none")])
 def test_the_newer_file_says_whether_scores_go_through_a_sigmoid(
-    tmp_path: Path, name: str | None, is_sigmoid: bool
+    tmp_path: Path, name: str | None, expected: str
 ) -> None:
     write(tmp_path, kinds=("Transformer",), modes={})
     activation = None if name is None else f"torch.nn.modules.activation.{name}"
@@ -66,7 +66,7 @@ def test_the_newer_file_says_whether_scores_go_through_a_sigmoid(
     config = Config(model=ModelConfig(model="any"))
     skeleton = make_embedding_skeleton(config, scorer, Chip("cpu", None), read_sentence_modules(tmp_path))
     assert skeleton.config.head is not None
-    assert skeleton.config.head.is_sigmoid is is_sigmoid
+    assert skeleton.config.head.activation == expected
 
 
 @pytest.mark.parametrize(

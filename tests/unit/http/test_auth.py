@@ -27,6 +27,8 @@ def test_the_routes_are_those_that_are_promised() -> None:
         ("POST", "/v1/responses/{response_id}/cancel"),
         ("GET", "/v1/responses/{response_id}/input_items"),
         ("POST", "/v1/embeddings"),
+        ("POST", "/classify"),
+        ("POST", "/v1/classify"),
         ("POST", "/v1/score"),
         ("POST", "/score"),
         ("POST", "/v1/rerank"),

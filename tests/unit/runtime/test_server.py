@@ -71,9 +71,11 @@ async def test_api_processes_connect_to_the_engine_that_replaced_one_before_they
 
 
 def test_the_request_that_a_start_shows_is_one_that_the_model_takes() -> None:
-    cross = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(1, "cls", normalizes=False, scores_pairs=True))
+    cross = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(1, "cls", normalizes=False, labels=("one",)))
+    labels = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(2, "cls", normalizes=False, labels=("a", "b")))
     vectors = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(8, "cls", normalizes=True))
     assert server.first_request(cross, has_chat=True)[0] == "rerank"
+    assert server.first_request(labels, has_chat=True)[0] == "classify"
     assert server.first_request(vectors, has_chat=True)[0] == "embeddings"
     assert server.first_request(MODEL_INFO, has_chat=True)[0] == "chat/completions"
     assert server.first_request(MODEL_INFO, has_chat=False)[0] == "completions"

@@ -1,0 +1,23 @@
+"""The progress bar of a call with many prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+
+@contextlib.contextmanager
+def progress(total: int, is_wanted: bool) -> Iterator[Callable[[], None]]:
+    """Show a bar on stderr if it is a terminal; yields the callback for each finished prompt."""
+    if not (is_wanted and sys.stderr.isatty()):
+        yield lambda: None
+        return
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("prompts", total=total)
+        yield partial(bar.advance, task)
