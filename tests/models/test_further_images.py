@@ -52,6 +52,17 @@ def test_a_limit_on_patches_bounds_the_blocks_of_muse_glimmer() -> None:
     assert item.grid == (4, 4)
 
 
+@pytest.mark.parametrize("name", ["minicpm_v4_6_tiny", "minicpm_v4_6_odd_tiny"])
+def test_a_limit_on_patches_bounds_the_whole_image_and_the_slices_of_minicpm(name: str) -> None:
+    config = processor_of(VISION / name)
+    for most in (17, 32, 50):
+        for size in ((300, 290), (64, 64), (40, 90), (20, 20)):
+            items = process_image(Image.new("RGB", size), with_bounded_area(config, most)).items
+            counts = [len(item.patches) for item in items]
+            assert len(items) == len(process_image(Image.new("RGB", size), config).items)
+            assert most / 4 <= min(counts) and max(counts) <= most
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

@@ -24,6 +24,7 @@ from jaxserve.model_config.preprocessing.images import (
     LimitedSides,
     NearestBlocks,
     PaddedSizes,
+    SlicedAreas,
     TiledAreas,
 )
 
@@ -59,7 +60,7 @@ def load_preparer(
 def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImageProcessorConfig:
     """Return the preprocessing with no image larger than `max_patches`, for a model that takes images of any size."""
     match config.sizes:
-        case AreaSizes() as sizes:
+        case AreaSizes() | SlicedAreas() as sizes:
             return replace(config, sizes=replace(sizes, bound=max_patches * config.patch_size**2))
         case TiledAreas(whole, grid) as sizes:
             whole = replace(whole, bound=max_patches * config.patch_size**2)

@@ -18,7 +18,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.covering import covering_marks, covering_sources, covering_tiles, mark_texts
 from jaxserve.frontend.images.joined import joined_sources, joined_tiles
 from jaxserve.frontend.images.patches import as_read, cut_patches
-from jaxserve.frontend.images.resize import resize
+from jaxserve.frontend.images.resize import resize, rounded_down
 from jaxserve.frontend.images.sliced import sliced_text, slices
 from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, marked_tiles, square_tiles
 from jaxserve.model_config.preprocessing.images import (
@@ -189,7 +189,7 @@ def bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tupl
     size = _area_size(height, width, factor, sizes)
     if sizes.bound is None or size[0] * size[1] <= sizes.bound:
         return size
-    return _rounded_down(height, width, factor, math.sqrt(height * width / sizes.bound))
+    return rounded_down(height, width, factor, math.sqrt(height * width / sizes.bound))
 
 
 def _area_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
@@ -197,15 +197,11 @@ def _area_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[
     compared = frames if sizes.compared_frames is None else sizes.compared_frames
     new_height, new_width = (max(round(side / factor) * factor, least) for side in (height, width))
     if compared * new_height * new_width > sizes.max_pixels:
-        return _rounded_down(height, width, factor, math.sqrt(frames * height * width / sizes.max_pixels))
+        return rounded_down(height, width, factor, math.sqrt(frames * height * width / sizes.max_pixels))
     if compared * new_height * new_width < sizes.min_pixels:
         ratio = math.sqrt(sizes.min_pixels / (frames * height * width))
         return tuple(math.ceil(side * ratio / factor) * factor for side in (height, width))  # type: ignore[return-value]
     return new_height, new_width
-
-
-def _rounded_down(height: int, width: int, factor: int, ratio: float) -> tuple[int, int]:
-    return tuple(max(factor, math.floor(side / ratio / factor) * factor) for side in (height, width))  # type: ignore[return-value]
 
 
 def _enlarged(height: int, width: int, factor: int, rule: Enlargement) -> tuple[int, int]:

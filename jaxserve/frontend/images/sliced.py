@@ -6,7 +6,7 @@ import math
 
 from PIL import Image
 
-from jaxserve.frontend.images.resize import resize
+from jaxserve.frontend.images.resize import resize, rounded_down
 from jaxserve.model_config.preprocessing.images import ImageMarkup, Resampling, SlicedAreas
 
 
@@ -18,14 +18,14 @@ def slices(
     block: pixels of the side of a block.
     """
     rows, columns = _grid(image.height, image.width, sizes)
-    size = _scaled(image.height, image.width, sizes.side, block, is_enlarged=not rows)
+    size = _scaled(image.height, image.width, sizes, block, is_enlarged=not rows)
     whole = resize(image, *size, resampling)
     if not rows:
         return (0, 0), [whole]
     height, width = _scaled(
         _divided(image.height, rows) / rows,
         _divided(image.width, columns) / columns,
-        sizes.side,
+        sizes,
         block,
         is_enlarged=True,
     )
@@ -60,16 +60,20 @@ def _grid(height: int, width: int, sizes: SlicedAreas) -> tuple[int, int]:
     return best
 
 
-def _scaled(height: float, width: float, side: int, block: int, *, is_enlarged: bool) -> tuple[int, int]:
-    """Return multiples of `block` near the sides of an image that is scaled to the area of a square with this side.
+def _scaled(height: float, width: float, sizes: SlicedAreas, block: int, *, is_enlarged: bool) -> tuple[int, int]:
+    """Return multiples of `block` near the sides of an image that is scaled to the area of a square, with no more pixels than
+    the engine can encode.
 
-    is_enlarged: a smaller one is, too.
+    is_enlarged: a smaller one is scaled, too.
     """
-    if height * width > side**2 or is_enlarged:
+    if height * width > sizes.side**2 or is_enlarged:
         ratio = width / height
-        height = int(side / math.sqrt(ratio))
+        height = int(sizes.side / math.sqrt(ratio))
         width = int(height * ratio)
-    return _divided(height, block), _divided(width, block)
+    size = _divided(height, block), _divided(width, block)
+    if sizes.bound is None or size[0] * size[1] <= sizes.bound:
+        return size
+    return rounded_down(height, width, block, math.sqrt(height * width / sizes.bound))
 
 
 def _divided(length: float, unit: int) -> int:

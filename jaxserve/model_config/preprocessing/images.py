@@ -206,6 +206,8 @@ class SlicedAreas:
     side: int
     max_slices: int
     """Most parts of an image; 1: images are not cut."""
+    bound: int | None = None
+    """Pixels of the whole image, and of a part, that the engine can encode; None: any number."""
 
 
 Sizes = (
