@@ -29,7 +29,10 @@ def arrays_file(arrays: Mapping[str, ArrayLike], shared_memory: Path = SHARED_ME
     """
     if not arrays or not all(isinstance(name, str) and hasattr(array, "dtype") for name, array in arrays.items()):
         raise invalid("arrays", "must be arrays by the names of the model's tensors")
-    num_bytes = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
+    try:
+        num_bytes = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
+    except TypeError as error:
+        raise invalid("arrays", f"must be arrays of numpy or JAX: {error}") from None
     has_space = shared_memory.is_dir() and shutil.disk_usage(shared_memory).free > num_bytes + _HEADER_BYTES
     with contextlib.ExitStack() as stack:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +33,12 @@ def test_without_shared_memory_it_is_a_temporary_file(tmp_path: Path, monkeypatc
         pass
 
 
-@pytest.mark.parametrize("arrays", [{}, {"a": 3}, {3: ARRAYS["a"]}, {"a": np.zeros(2)}])
-def test_what_is_no_array_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+OTHER = SimpleNamespace(shape=(2,), dtype="torch.bfloat16")
+"""A tensor of a library whose types numpy does not know."""
+
+
+@pytest.mark.parametrize("arrays", [{}, {"a": 3}, {3: ARRAYS["a"]}, {"a": np.zeros(2)}, {"a": OTHER}])
+def test_what_is_no_array_is_refused(tmp_path: Path, arrays: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="'arrays': "), arrays_file(arrays, tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
