@@ -57,14 +57,18 @@ class Background(Generic[T]):
             raise
 
     def stop(self) -> None:
-        """Cancel running work, leave the context and wait for its end. Later calls have no effect."""
+        """Cancel running work, leave the context and wait for its end. Later calls have no effect.
+
+        The garbage collector may call it in the thread of the loop, which does not wait for itself.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
         loop, task = self._running.result()
         with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
             loop.call_soon_threadsafe(task.cancel)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _main(self) -> None:
         try:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -452,6 +452,28 @@ def test_an_interrupted_start_leaves_its_context() -> None:
     with pytest.raises(KeyboardInterrupt):
         Background(never_there()).start()
     assert left.is_set()
+
+
+def test_an_engine_that_is_collected_in_its_own_thread_ends() -> None:
+    ends = list[str]()
+
+    @contextlib.asynccontextmanager
+    async def entered() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            ends.append("left")
+
+    async def collect(number: int) -> None:
+        background.stop()
+        await asyncio.Event().wait()
+
+    background = Background(entered())
+    background.start()
+    with pytest.raises(UnavailableError, match="was closed while it worked"):
+        background.call(collect)
+    background._thread.join()
+    assert ends == ["left"]
 
 
 FORKED = """
