@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from jaxserve.errors import UnavailableError
+from jaxserve.ipc.address import API_PREFIX
 from jaxserve.metrics import FamilySnapshot, Metrics, counted, exposition, merged
 
 _log = logging.getLogger(__name__)
@@ -143,14 +144,14 @@ class PeerProcesses:
         return dict(zip(others, await asyncio.gather(*map(numbers_of, others)), strict=True))
 
     def _socket(self, index: int) -> Path:
-        return self.directory / f"api-{index}.sock"
+        return self.directory / f"{API_PREFIX}{index}.sock"
 
     def _counts(self, index: int) -> Path:
-        return self.directory / f"api-{index}.counts"
+        return self.directory / f"{API_PREFIX}{index}.counts"
 
     @property
     def _inherited(self) -> Path:
-        return self.directory / f"api-{self.index}.inherited"
+        return self.directory / f"{API_PREFIX}{self.index}.inherited"
 
 
 class _NoProcessError(UnavailableError):

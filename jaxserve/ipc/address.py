@@ -20,6 +20,8 @@ from jaxserve.errors import ConfigError
 _SCHEME: Final = "ipc://"
 FOLDER_PREFIX: Final = "jaxserve-ipc-"
 """Start of the name of a server's private directory."""
+API_PREFIX: Final = "api-"
+"""Start of the names of the API processes' files in it."""
 _DIGITS: Final = 3
 """Digits of the number in a socket's name: all names have one length, which is checked at the start."""
 _MAX_PATH_BYTES: Final = 107
@@ -34,7 +36,7 @@ def own_address(directory: str | None = None) -> Iterator[str]:
         _remove_abandoned(folder_of(address).parent)
         yield address
     finally:
-        discard_address(address)
+        _remove_folder(folder_of(address))
         if lock is not None:
             os.close(lock)
 
@@ -141,12 +143,17 @@ def _remove_abandoned(parent: Path) -> None:
         lock = _lock(folder)
         if lock is None:
             continue
-        with contextlib.suppress(OSError):  # other files are in it: they stay
-            for path in folder.iterdir():
-                if path.is_socket():
-                    path.unlink()
-            folder.rmdir()
+        _remove_folder(folder)
         os.close(lock)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove the private directory of a server. If other files are in it, they stay."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_socket() or path.name.startswith(API_PREFIX):
+                path.unlink()
+        folder.rmdir()
 
 
 def _check_length(path: Path) -> None:
