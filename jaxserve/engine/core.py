@@ -97,7 +97,7 @@ class _NeverStarted:
         return True
 
     def next_tokens(self) -> None:
-        """It has none."""
+        """Return None: there are no tokens."""
 
     def result(self) -> Result:
         raise self.error
@@ -177,6 +177,10 @@ class EngineCore:
                     raise InternalError(f"{name} is a command of `control`")
         except RequestError as error:
             return error_info(error)
+        except BrokenExecutorError as error:
+            _log.error("%s failed (%s): the engine ends", name, error)
+            self._num_failures = _MAX_FAILURES
+            return BROKEN_ERROR
         except Exception:
             _log.exception("%s failed", name)
             return STEP_ERROR

@@ -83,6 +83,18 @@ def test_an_executor_that_is_broken_breaks_the_engine_with_its_first_step(
     )
 
 
+def test_an_executor_that_breaks_in_a_command_breaks_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other hosts start again: an engine that went on would wait for them in its next step."""
+    rig = Rig()
+
+    def fail() -> None:
+        raise BrokenExecutorError("host 1 is gone")
+
+    monkeypatch.setattr(rig.core._profiler, "start", fail)
+    assert rig.core.run_command("start_profile") == BROKEN_ERROR
+    assert rig.core.is_broken
+
+
 @pytest.mark.parametrize(
     ("steps", "depth", "is_broken"),
     [({1, 2}, 0, True), ({1, 3}, 0, False), ({1, 2}, 1, False), ({1, 3}, 1, True), ({1, 4}, 1, False)],
