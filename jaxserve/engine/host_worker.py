@@ -28,7 +28,7 @@ from jaxserve.executor.hosts.messages import Failed, HostStats
 from jaxserve.executor.hosts.worker import LOST, REFUSED, STOPPED, Worker
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.executor.profiler import Profiler
-from jaxserve.ipc.engine_spec import BEAT, MAX_SPEC_BYTES, SERVING_BEAT, HostWorkerSpec, parse_host_worker_spec
+from jaxserve.ipc.engine_spec import BEAT, MAX_SPEC_BYTES, SERVING_BEAT, HostWorkerSpec
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 
@@ -80,7 +80,7 @@ def main() -> int:
         line = sys.stdin.buffer.readline(MAX_SPEC_BYTES)
         if not line:
             return LOST  # the parent needs no worker any more
-        spec = parse_host_worker_spec(line)
+        spec = HostWorkerSpec.parse(line)
         configure_logging(spec.config.server.log_level, spec.config.server.log_format)
         watch_stdin(None)
         worker = Worker(

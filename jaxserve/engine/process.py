@@ -42,7 +42,7 @@ from jaxserve.flight.record import shape_of
 from jaxserve.flight.recorded_scheduler import RecordedScheduler
 from jaxserve.flight.recorder import Recorder
 from jaxserve.ipc.address import discard_address, remove_socket
-from jaxserve.ipc.engine_spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
+from jaxserve.ipc.engine_spec import MAX_SPEC_BYTES, EngineSpec
 from jaxserve.ipc.messages import AddRequest, Hello, ModelInfo, StartupFailed, StartupProgress, StepOutputs
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket, ProtocolError
@@ -68,7 +68,7 @@ E = TypeVar("E")
 
 _POLL_S: Final = 0.05
 _GREETING_S: Final = 2.0
-"""How long the report of a failure waits for the first client."""
+"""Seconds that the report of a failure waits for the first client."""
 
 _LOADING: Final = error_info(UnavailableError("The model is still loading. Please retry later."))
 
@@ -165,7 +165,7 @@ def main() -> int:
         line = sys.stdin.buffer.readline(MAX_SPEC_BYTES)
         if not line:
             return 1  # the parent needs no engine any more
-        spec = parse_spec(line)
+        spec = EngineSpec.parse(line)
         configure_logging(spec.config.server.log_level, spec.config.server.log_format)
         socket = EngineSocket(spec.address)
     except StartupError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -53,12 +53,26 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """True: the start never ends."""
 
 
-class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an engine process needs to start."""
-
+class _Spec(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     model_path: str
-    """File or directory that exists."""
+    """File or directory that exists on the host of the process."""
+
+    def to_line(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> Self:
+        """Decode the specification in a line. Raises ConfigError."""
+        try:
+            return msgspec.json.decode(line, type=cls)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"a process of the engine got no valid specification on stdin: {error}") from error
+
+
+class EngineSpec(_Spec, frozen=True, kw_only=True):
+    """All that an engine process needs to start."""
+
     address: str
     """Address to listen on, from `ipc.address.new_address`."""
     executor: Literal["local", "fake"] = "local"
@@ -68,36 +82,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[PhaseSpan] = []
     """Phases of the start before the engine process, for its report."""
 
-    def to_line(self) -> bytes:
-        return msgspec.json.encode(self) + b"\n"
 
-
-class HostWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+class HostWorkerSpec(_Spec, frozen=True, kw_only=True):
     """All that the worker process of a host other than host 0 needs to start."""
 
-    config: Config
-    model_path: str
-    """File or directory that exists on this host."""
     host_id: str
     """Equal for this worker and those that are started after it, and different on every host."""
     beat_descriptor: int
     """File to write `BEAT` to at every sign of life, and `SERVING_BEAT` once."""
-
-    def to_line(self) -> bytes:
-        return msgspec.json.encode(self) + b"\n"
-
-
-def parse_host_worker_spec(line: bytes) -> HostWorkerSpec:
-    """Decode the specification in a line. Raises ConfigError."""
-    try:
-        return msgspec.json.decode(line, type=HostWorkerSpec)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"the worker process got no valid specification on stdin: {error}") from error
-
-
-def parse_spec(line: bytes) -> EngineSpec:
-    """Decode the specification in a line. Raises ConfigError."""
-    try:
-        return msgspec.json.decode(line, type=EngineSpec)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"the engine process got no valid specification on stdin: {error}") from error

@@ -23,7 +23,7 @@ from jaxserve.executor.fake.models import next_token
 from jaxserve.flight.record import SUFFIX, FlightRecord, read_record
 from jaxserve.flight.replay import replay
 from jaxserve.ipc.address import new_address, private_path
-from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions, parse_spec
+from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import (
     Abort,
     FromEngine,
@@ -155,9 +155,9 @@ async def test_engine_dies_with_its_parent(client: Client, tmp_path: Path) -> No
     code = (
         "import asyncio, pathlib, sys\n"
         "from jaxserve.runtime.engine_process import EngineProcess\n"
-        "from jaxserve.ipc.engine_spec import parse_spec\n"
+        "from jaxserve.ipc.engine_spec import EngineSpec\n"
         "async def main():\n"
-        "    engine = await EngineProcess.start(parse_spec(pathlib.Path(sys.argv[1]).read_bytes()))\n"
+        "    engine = await EngineProcess.start(EngineSpec.parse(pathlib.Path(sys.argv[1]).read_bytes()))\n"
         "    print(engine.pid, flush=True)\n"
         "    await engine.wait()\n"
         "asyncio.run(main())\n"
@@ -232,19 +232,19 @@ async def test_garbage_instead_of_a_spec_is_rejected(tmp_path: Path) -> None:
     )
     _, stderr = await process.communicate(b"{}\n")
     assert process.returncode == 2
-    assert stderr.decode().startswith("engine: the engine process got no valid specification")
+    assert stderr.decode().startswith("engine: a process of the engine got no valid specification")
     assert stderr.count(b"\n") == 1
 
 
 async def test_spec_survives_the_trip(client: Client) -> None:
     spec = client.spec
     assert spec.to_line().count(b"\n") == 1
-    assert parse_spec(spec.to_line()) == spec
+    assert EngineSpec.parse(spec.to_line()) == spec
 
 
 def test_broken_spec_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="no valid specification"):
-        parse_spec(b"not json")
+        EngineSpec.parse(b"not json")
 
 
 def _await_file(folder: Path) -> None:
