@@ -28,7 +28,6 @@ from jaxserve.runner.inputs import ResultT
 from jaxserve.scheduler.plan import Buckets
 
 _LOG = logging.getLogger(__name__)
-"""Time between two looks at the devices' memory."""
 
 
 @dataclass(frozen=True, slots=True)

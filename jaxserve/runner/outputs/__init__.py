@@ -1,1 +1,1 @@
-"""Speculative decoding with a draft model: the programs."""
+"""Further results of a step: scores of prompt tokens, experts that tokens chose, and tokens before the end of a call."""

@@ -16,7 +16,7 @@ from jaxserve.sharding.shard_map import batch_sharded
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
 
 MAX_SCORE_BLOCKS = 8
-"""In which the targets of a step are scored; of as many tokens as it has rows, if that is more. GPUs compile each."""
+"""Most blocks in which the targets of a step are scored; each has at least as many tokens as the step has rows. GPUs compile each."""
 
 
 def score_prompts(
