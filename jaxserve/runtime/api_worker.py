@@ -8,10 +8,12 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from jaxserve.runner.host.cgroup import oom_kills
+from jaxserve.runtime.spawn import exit_text
 from jaxserve.runtime.tasks import first_of
 
 READY_LINE: Final = b"ready\n"
@@ -60,8 +62,10 @@ Order: TypeAlias = NextEngine | Stop | Accept | Suspend | Leave
 class ApiWorker:
     """A process that runs. It ends when its parent ends: its stdin is closed then."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, num_oom_kills: int) -> None:
+        """num_oom_kills: as for `exit_text`."""
         self.process = process
+        self._num_oom_kills = num_oom_kills
         self.suspended = asyncio.Event()
         """Set when the process has reported that it is suspended, or has ended."""
         self.is_silent = False
@@ -81,6 +85,7 @@ class ApiWorker:
 
         It gets a separate session: a Ctrl-C in the terminal reaches the parent only, which then decides.
         """
+        num_oom_kills = oom_kills()  # before it can be killed itself
         descriptors = [listener.fileno() for listener in listeners]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -92,13 +97,17 @@ class ApiWorker:
             pass_fds=descriptors,
             start_new_session=True,
         )
-        worker = cls(process)
+        worker = cls(process, num_oom_kills)
         await worker._write(line)
         return worker
 
     @property
     def has_ended(self) -> bool:
         return self.process.returncode is not None
+
+    async def wait_ended(self) -> str:
+        """Wait until the process has ended; returns how, in words that follow its name."""
+        return exit_text(await self.process.wait(), self._num_oom_kills)
 
     async def send(self, order: Order) -> None:
         """Send an order; nothing happens if the process is dead."""
@@ -126,7 +135,7 @@ class ApiWorker:
 
         silence_s, startup_s: the longest silence once it has started, and before that. 0: no limit.
         """
-        ended: asyncio.Task[object] = asyncio.create_task(self.process.wait())
+        ended: asyncio.Task[str] = asyncio.create_task(self.wait_ended())
         alive: asyncio.Task[object] = asyncio.create_task(self._alive.wait())
         try:
             num_silent, limit_s = 0, 0.0
@@ -134,11 +143,11 @@ class ApiWorker:
                 num_lines = self._num_lines
                 limit_s = (silence_s and max(silence_s, MIN_SILENCE_S)) if num_lines else startup_s
                 # The first sign of life ends a look that is as long as the start may take.
-                watched = {ended} if self._alive.is_set() else {ended, alive}
+                watched: set[asyncio.Task[Any]] = {ended} if self._alive.is_set() else {ended, alive}
                 look_s = (limit_s or MIN_SILENCE_S) / _LOOKS
                 await asyncio.wait(watched, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():
-                    return f"ended with exit code {ended.result()}"
+                    return ended.result()
                 num_silent = num_silent + 1 if limit_s and self._num_lines == num_lines else 0
             await self.kill()
             return f"gave no sign of life for {limit_s:g} s and was killed"

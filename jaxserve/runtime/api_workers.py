@@ -111,7 +111,7 @@ class ApiWorkers:
         """Wait until all accept requests. Raises StartupError if one ends before that."""
         for number, worker in enumerate(self._workers, start=1):
             if not await worker.wait_ready():
-                raise StartupError(f"API process {number} ended with exit code {await worker.process.wait()}")
+                raise StartupError(f"API process {number} {await worker.wait_ended()}")
 
     async def accept(self) -> None:
         """Order all to accept connections."""

@@ -71,10 +71,7 @@ class EngineProcess:
     @property
     def exit_text(self) -> str:
         """Return how the process ended, in words."""
-        text = exit_text(self.returncode)
-        if self._process.was_out_of_memory:
-            text += " for lack of memory (raise the memory limit of its container, or lower --kv-cache-memory)"
-        return text
+        return f"the engine process {self._process.exit_text}"
 
     async def wait(self) -> int:
         """Return the exit code: 0 stopped on request, 1 failed, 2 could not start."""
@@ -160,13 +157,6 @@ def check_tokenizer(tokenizer: Tokenizer, model_info: ModelInfo, path: Path) -> 
             f"{path}: the tokenizer has ids up to {tokenizer.max_token_id}, the model's embedding has only "
             f"{model_info.vocab_size} rows: they do not belong together"
         )
-
-
-def exit_text(code: int | None, name: str = "engine") -> str:
-    """Return how the process of an engine, or of another `name`, ended, in words."""
-    if code is not None and code < 0:
-        return f"the {name} process was ended by signal {-code}"
-    return f"the {name} process ended with exit code {code}"
 
 
 async def _ended(pid: int) -> None:

@@ -23,7 +23,6 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.ipc.engine_spec import SERVING_BEAT, HostWorkerSpec
 from jaxserve.log import configure_logging
-from jaxserve.runtime.engine_process import exit_text
 from jaxserve.runtime.engine_supervisor import RestartBudget
 from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.spawn import WORKER_MODULE, Spawned, spawn
@@ -52,13 +51,14 @@ def run_workers(config: Config, signals: Sequence[int]) -> int:
     _log.info("host %d of %d, host 0 is at %s", hosts.rank, hosts.num_hosts, hosts.coordinator)
     budget, host_id = RestartBudget(config.server.engine_restarts), uuid4().hex
     while True:
-        code = _Run(config, str(path), host_id, signals).wait()
+        run = _Run(config, str(path), host_id, signals)
+        code = run.wait()
         if code in (0, _CANNOT_START) or signals:
             return max(code, 0)
         if not budget.take():
-            _log.error("%s; not started again: %s", exit_text(code, "worker"), budget)
+            _log.error("%s; not started again: %s", run.exit_text, budget)
             return 1
-        _log.error("%s; starting it again (%s)", exit_text(code, "worker"), budget)
+        _log.error("%s; starting it again (%s)", run.exit_text, budget)
 
 
 @contextlib.contextmanager
@@ -138,6 +138,11 @@ class _Run:
                     return 0
         os.close(self._beats)
         return self._process.returncode
+
+    @property
+    def exit_text(self) -> str:
+        """Return how the process ended, in words."""
+        return f"the worker process {self._process.exit_text}"
 
     def _read_beats(self) -> bytes:
         """Return the worker's signs of life. At the end of the pipe, which is that of the process, wait for that."""

@@ -35,9 +35,23 @@ class Spawned(subprocess.Popen[bytes]):
         super().__init__(*arguments, **options)
 
     @property
-    def was_out_of_memory(self) -> bool:
-        """True if the kernel killed it and, since it was spawned, killed a process of this group for lack of memory."""
-        return self.returncode == -signal.SIGKILL and oom_kills() > self._oom_kills
+    def exit_text(self) -> str:
+        """Return how an engine's process ended, in words that follow its name."""
+        return exit_text(self.returncode, self._oom_kills, ", or lower --kv-cache-memory")
+
+
+def exit_text(code: int | None, num_oom_kills: int, advice: str = "") -> str:
+    """Return how a process ended, in words that follow its name.
+
+    num_oom_kills: number of processes of this group that the kernel had killed for lack of memory before this one was started.
+    advice: what to change instead of the memory limit.
+    """
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    text = f"was ended by signal {-code}"
+    if code == -signal.SIGKILL and oom_kills() > num_oom_kills:
+        text += f" for lack of memory (raise the memory limit of its container{advice})"
+    return text
 
 
 def engine_environment(

@@ -169,7 +169,7 @@ def test_further_process_that_dies_while_there_is_no_engine_is_started_again(tmp
         spoil(tmp_path)
         kill_engine(server)
         os.kill(further, signal.SIGKILL)
-        until(lambda: "API process 1 ended with exit code -9; starting it again" in server.output, "it was not missed")
+        until(lambda: "API process 1 was ended by signal 9; starting it again" in server.output, "it was not missed")
         spoil(tmp_path, is_spoilt=False)
         await_back(server)
         until(lambda: {server.request("POST", "/v1/completions", BODY)[0] for _ in range(12)} == {200}, "never ready")

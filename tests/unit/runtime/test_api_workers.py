@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from jaxserve.config import Config, ModelConfig
-from jaxserve.runtime import api_worker, api_workers
+from jaxserve.errors import StartupError
+from jaxserve.runtime import api_worker, api_workers, spawn
 from jaxserve.runtime.api_worker import Accept, ApiWorker, NextEngine, Order
 from jaxserve.runtime.api_workers import ApiWorkers
 from jaxserve.runtime.tasks import running
@@ -21,7 +22,7 @@ from jaxserve.runtime.tasks import running
 @contextlib.asynccontextmanager
 async def worker_that_runs(script: str) -> AsyncIterator[ApiWorker]:
     process = await asyncio.create_subprocess_exec("sh", "-c", script, stdin=PIPE, stdout=PIPE)
-    worker = ApiWorker(process)
+    worker = ApiWorker(process, num_oom_kills=1)
     yield worker
     await worker.kill()
     process._transport.close()  # type: ignore[attr-defined]
@@ -51,6 +52,22 @@ async def test_a_process_that_freezes_soon_after_its_start_is_found_although_tha
     monkeypatch.setattr(api_worker, "MIN_SILENCE_S", 0.2)
     async with worker_that_runs("sleep 0.2; echo alive; exec sleep 600") as worker, asyncio.timeout(60):
         assert "gave no sign of life for 0.2 s" in await worker.wait_lost(0.1, startup_s=10_000)
+
+
+@pytest.mark.parametrize(("num_kills", "number"), [(1, "KILL"), (2, "KILL"), (2, "TERM")])
+async def test_a_process_that_the_kernel_killed_for_lack_of_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, num_kills: int, number: str
+) -> None:
+    """At the start of the server and later."""
+    monkeypatch.setattr(spawn, "oom_kills", lambda: num_kills)
+    async with worker_that_runs(f"kill -{number} $$") as worker:
+        workers = await workers_with(worker, monkeypatch)
+        with pytest.raises(StartupError) as error:
+            await workers.wait_ready()
+        lost = await worker.wait_lost(0, 0)
+    assert lost.startswith(f"was ended by signal {signal.Signals[f'SIG{number}']:d}")
+    assert ("for lack of memory" in lost) == (num_kills == 2 and number == "KILL")
+    assert str(error.value) == f"API process 1 {lost}"
 
 
 @pytest.fixture

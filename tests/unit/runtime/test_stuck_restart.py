@@ -20,8 +20,8 @@ from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import Ready, StartupFailed, StartupProgress
 from jaxserve.metrics import Metrics, exposition
 from jaxserve.runtime import engine_supervisor
-from jaxserve.runtime.engine_process import exit_text
 from jaxserve.runtime.engine_supervisor import EngineSupervisor
+from jaxserve.runtime.spawn import exit_text
 from tests.loop_clock import LoopClock
 from tests.unit.running_api import ALONE, MODEL_INFO, ScriptedEngine
 
@@ -37,7 +37,7 @@ class Process:
 
     @property
     def exit_text(self) -> str:
-        return exit_text(self.returncode)
+        return f"the engine process {exit_text(self.returncode, 0)}"
 
     async def wait(self) -> int | None:
         await self._has_ended.wait()
