@@ -153,6 +153,8 @@ class ResponseStore:
                     self._add(response_id, data)
 
     def _add(self, response_id: str, data: bytes) -> None:
+        if len(data) > self._config.max_stored_bytes:
+            return
         self._entries[response_id] = _Entry(data, self._clock())
         self._num_bytes += len(data)
         while self._num_bytes > self._config.max_stored_bytes or len(self) > self._config.max_stored_responses:
