@@ -166,6 +166,7 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
 
 _ERROR_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -387,6 +387,8 @@ async def test_refusals_have_anthropics_types(api: Api, tokenizer: Tokenizer) ->
         assert await refusal(closed, json=BODY) == (401, "authentication_error")
         headers = {"x-api-key": "secret", "anthropic-version": "2023-06-01"}
         assert (await refusal(closed, json=BODY | {"model": "other"}, headers=headers))[0] == 404
+    async with running_api(tokenizer, is_local=True) as local:
+        assert await refusal(local, json=BODY, headers={"Host": "evil.example"}) == (403, "permission_error")
     async with running_api(tokenizer, is_ready=False) as loading:
         assert await refusal(loading, json=BODY) == (503, "overloaded_error")
 
