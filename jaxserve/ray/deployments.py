@@ -105,10 +105,12 @@ class Ingress:
     """Receives HTTP requests, computes the pages of their prompts, and moves bytes."""
 
     def __init__(self, settings: Mapping[str, Any], engines: DeploymentHandle) -> None:
-        config = read_arguments(settings).config
+        own = read_arguments(settings)
+        config = own.config
         self._engines = engines.options(method_name="handle", stream=True)
         tokens = Tokenization(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize"))
-        self._keys = RouteKeys.load(config, resolve(config.model.model, config.model.revision), tokens)
+        path = resolve(config.model.model, config.model.revision)
+        self._keys = RouteKeys.load(config, path, tokens, own.ray.routing)
         self._routes = {(route.method, route.path): route for route in collect_routes()}
         self._styles = {path: route.style for (_, path), route in self._routes.items() if route.style != ApiStyle()}
         self._access = IngressKeys(config)

@@ -40,6 +40,7 @@ from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
 from jaxserve.ray.server_process import STATUS_TIMEOUT_S
 from jaxserve.routing.request import RouteRequest, page_hashes
+from jaxserve.routing.router import PolicyName
 from jaxserve.runtime.models.model_runtime import tokenizer_of
 from jaxserve.tenants import Tenant
 from jaxserve.types import BlockHash
@@ -112,15 +113,18 @@ class RouteKeys:
     tokens: Tokenization
     adapters: Mapping[str, int] = field(default_factory=dict)
     """Numbers of adapters by their names."""
+    has_text: bool = False
+    """True: requests have the text of their prompts."""
 
     @classmethod
-    def load(cls, config: Config, path: Path, tokens: Tokenization) -> RouteKeys:
-        """Load the tokenizer of the model at `path` into `tokens`."""
+    def load(cls, config: Config, path: Path, tokens: Tokenization, routing: PolicyName = "prefix") -> RouteKeys:
+        """Load the tokenizer of the model at `path` into `tokens`. routing: the policy that uses the keys."""
         tokenizer, server = tokenizer_of(config, path), config.server
         templates, parsers = tokenizer.chat_templates, (server.tool_call_parser, server.reasoning_parser)
         output_format = choose_output_format(templates.sources, *parsers, takes_tools=templates.take_tools)
         tokens.install(tokenizer, output_format)
-        return cls(config, tokens, {name: number for number, name in enumerate(config.model.adapters, start=1)})
+        adapters = {name: number for number, name in enumerate(config.model.adapters, start=1)}
+        return cls(config, tokens, adapters, has_text=routing == "text-prefix")
 
     async def of(self, path: str, body: bytes, block_size: int | None, tenant: Tenant | None = None) -> RouteRequest:
         """Return the properties of a request by which it is routed. Of several prompts the first one counts.
@@ -135,8 +139,9 @@ class RouteKeys:
         try:
             request = await self.tokens.call(read) if is_large else read()
             token_ids = await self._prompt(request)
+            text = await self.tokens.decode(token_ids, skip_special_tokens=False) if self.has_text else ""
             salt = request.cache_salt if tenant is None else tenant.salt(request.cache_salt)
-            describe = partial(self._described, request, token_ids, block_size, salt)
+            describe = partial(self._described, request, token_ids, text, block_size, salt)
             return await self.tokens.call(describe) if is_large else describe()
         except (JaxserveError, OverflowError):
             return NO_PROMPT
@@ -148,7 +153,7 @@ class RouteKeys:
         return translate(decoded, self.config.limits)
 
     def _described(
-        self, request: GenerationRequest, token_ids: list[int], block_size: int | None, salt: str | None
+        self, request: GenerationRequest, token_ids: list[int], text: str, block_size: int | None, salt: str | None
     ) -> RouteRequest:
         """Return the properties of a request with this prompt. Raises OverflowError for ids that no vocabulary has."""
         tokens = np.array(token_ids, np.int32)
@@ -160,6 +165,7 @@ class RouteKeys:
             num_output_tokens=request.n * min(most, EXPECTED_OUTPUT_TOKENS),
             pages=tuple(BlockHash(page[:PAGE_KEY_BYTES]) for page in pages),
             block_size=block_size or 1,
+            text=text,
         )
 
     async def _prompt(self, request: GenerationRequest) -> list[int]:

@@ -140,3 +140,11 @@ async def test_requests_with_a_named_key_are_routed_by_pages_with_its_salt(tmp_p
     salt = Tenant(KeyRecord(key="a-key", name="a"), Metrics("m")).salt(None)
     pages = page_hashes(np.array(token_ids, np.int32), PAGE_SIZE, salt)
     assert engines.requests[0].route.pages == tuple(page[:PAGE_KEY_BYTES] for page in pages) != ()
+
+
+@pytest.mark.parametrize(("routing", "text"), [("prefix", ""), ("text-prefix", "Hello")])
+async def test_the_policy_that_compares_texts_gets_them(routing: str, text: str) -> None:
+    served, engines = ingress(routing=routing)
+    client = Client([json.dumps({"prompt": "Hello"}).encode()])
+    assert (await served(request(client, authorization=f"Bearer {KEY}"))).status_code == 200
+    assert engines.requests[0].route.text == text

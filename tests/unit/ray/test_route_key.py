@@ -18,7 +18,9 @@ from jaxserve.ray import route_key
 from jaxserve.ray.route_key import PageSize, RouteKeys, response_replica
 from jaxserve.ray.server_process import STATUS_TIMEOUT_S
 from jaxserve.ray.settings import read_arguments
+from jaxserve.routing.replica import ReplicaId
 from jaxserve.routing.request import page_hashes
+from jaxserve.routing.router import Router, make_policy
 from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import TOKENIZER
@@ -69,6 +71,26 @@ async def test_pages_have_the_salt_of_the_key(record: KeyRecord) -> None:
             key = await keys.of("/v1/completions", body, 16, tenant)
             pages = page_hashes(np.array(token_ids, np.int32), 16, tenant.salt(salt))
             assert key.pages == tuple(page[:PAGE_KEY_BYTES] for page in pages) != ()
+
+
+async def test_text_prefix_finds_the_replica_that_had_a_prompt_with_the_same_beginning() -> None:
+    settings = read_arguments({"model": str(TOKENIZER), "routing": "text-prefix"})
+    router = Router(make_policy(settings.ray.routing), [ReplicaId("a"), ReplicaId("b")])
+    texts = ["One long beginning of a prompt, twice: " * 2, "Another beginning of another prompt. " * 2]
+    with ThreadPoolExecutor(1) as threads:
+        keys = RouteKeys.load(settings.config, TOKENIZER, Tokenization(threads), settings.ray.routing)
+
+        async def replica_of(prompt: str) -> str:
+            key = await keys.of("/v1/completions", json.dumps({"prompt": prompt}).encode(), 16)
+            return router.route(key).replica.replica_id
+
+        first, second = [await replica_of(text) for text in texts]
+        assert first != second
+        assert [await replica_of(f"{text}And more.") for text in (texts[1], texts[0], texts[1])] == [
+            second,
+            first,
+            second,
+        ]
 
 
 def test_requests_that_name_a_response_know_the_replica_that_stores_it() -> None:
