@@ -7,10 +7,10 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
 
-from jaxserve.config import Config
+from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import AuthenticationError, ConfigError
 from jaxserve.http.access import KeyRing
-from jaxserve.http.api_keys import key_records, make_tenants
+from jaxserve.http.api_keys import api_keys, key_records, make_tenants
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.errors import too_large, too_slow
 from jaxserve.metrics import Metrics
@@ -64,6 +64,26 @@ class IngressKeys:
             found = os.stat(self._config.server.api_key_file)
             return found.st_ino, found.st_mtime_ns, found.st_size
         return None
+
+
+class OwnKey:
+    """The API key with which the application asks its servers. They read the file of the keys at another time."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Read the key. Raises ConfigError if it cannot be read."""
+        self._config = config
+        self._value = next(iter(api_keys(config)), None)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of a question; empty without keys."""
+        return {} if self._value is None else {"Authorization": f"Bearer {self._value}"}
+
+    def note(self, status: int) -> None:
+        """Read the key again if `status`, that of an answer, says that a server does not accept it any more."""
+        if status == AuthenticationError.status:
+            with contextlib.suppress(ConfigError):
+                self._value = next(iter(api_keys(self._config)), None)
 
 
 class IngressBodies:

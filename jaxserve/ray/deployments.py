@@ -26,11 +26,10 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.frontend.tokenization import NUM_THREADS, Tokenization
 from jaxserve.http.access import CorsPolicy
-from jaxserve.http.api_keys import api_keys
 from jaxserve.http.app import collect_routes
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.http.paths import style_of_path
-from jaxserve.ray.access import IngressBodies, IngressKeys
+from jaxserve.ray.access import IngressBodies, IngressKeys, OwnKey
 from jaxserve.ray.relay import Relay, error_reply
 from jaxserve.ray.request_router import PageRequestRouter, QueuedTokensPolicy
 from jaxserve.ray.route_key import NO_PROMPT, PageSize, RouteKeys, response_replica
@@ -60,7 +59,7 @@ class EngineReplica:
         cluster = ray.get_runtime_context().gcs_address
         with serve_command(server) as serves:
             self._server = await ServerProcess.start(command or serves, server, cluster, own.start_timeout_s)
-        self._api_key = next(iter(api_keys(self._settings.config.server)), None)
+        self._key = OwnKey(self._settings.config.server)
         self._versions = itertools.count(1)
         self._follower = asyncio.create_task(self._end_with_server())
 
@@ -77,12 +76,12 @@ class EngineReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return the cached pages for request routers; nothing while the server does not tell."""
-        state = await self._server.routing_state(self._api_key)
+        state = await self._server.routing_state(self._key)
         return {} if state is None else {"version": next(self._versions), "pages": state.pages}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load for the autoscaling policy."""
-        state = await self._server.routing_state(self._api_key)
+        state = await self._server.routing_state(self._key)
         if state is None:
             return {"queued_tokens": 0.0, "busy_share": 0.0}
         return {"queued_tokens": state.queued_tokens, "busy_share": state.num_sequences / state.max_num_seqs}
@@ -116,7 +115,7 @@ class Ingress:
         self._access = IngressKeys(config)
         self._cors = CorsPolicy(config.server.cors_allowed_origins)
         self._bodies = IngressBodies(config)
-        self._api_key = next(iter(api_keys(config.server)), None)
+        self._key = OwnKey(config.server)
         self._page_size = PageSize(self._asked_page_size)
 
     async def __call__(self, http: Request) -> Response:
@@ -154,11 +153,12 @@ class Ingress:
 
     async def _asked_page_size(self) -> int | None:
         """Return the tokens per page that a replica reports; None if it does not."""
-        authorization = () if self._api_key is None else (("Authorization", f"Bearer {self._api_key}"),)
-        asked = WireRequest("GET", "/routing", authorization, b"", NO_PROMPT)
+        asked = WireRequest("GET", "/routing", tuple(self._key.headers.items()), b"", NO_PROMPT)
         with contextlib.suppress(RayActorError, RayTaskError):
             head, *body = [part async for part in self._send(asked)]
-            if isinstance(head, ReplyHead) and head.status == 200:
+            assert isinstance(head, ReplyHead), "the first part is the head"
+            self._key.note(head.status)
+            if head.status == 200:
                 text = b"".join(part for part in body if isinstance(part, bytes))
                 return msgspec.json.decode(text, type=RoutingState).block_size
         return None

@@ -21,6 +21,7 @@ from jaxserve.cli.main import main
 from jaxserve.errors import StartupError
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.parent import die_with_parent
+from jaxserve.ray.access import OwnKey
 from jaxserve.ray.wire import HOP_HEADERS, INGRESS_HEADERS, ReplyHead, ReplyPart, WireRequest
 from jaxserve.runtime.environment import child_environment
 
@@ -102,14 +103,14 @@ class ServerProcess:
         except (aiohttp.ClientError, TimeoutError) as error:
             return f"/live: {error or type(error).__name__}"
 
-    async def routing_state(self, api_key: str | None) -> RoutingState | None:
+    async def routing_state(self, key: OwnKey) -> RoutingState | None:
         """Return the server's load and cached pages; None if it does not tell."""
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         try:
             async with (
                 asyncio.timeout(STATUS_TIMEOUT_S),
-                self._http.get(f"{self._url}/routing", headers=headers) as reply,
+                self._http.get(f"{self._url}/routing", headers=key.headers) as reply,
             ):
+                key.note(reply.status)
                 return _STATE.decode(await reply.read()) if reply.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
             return None

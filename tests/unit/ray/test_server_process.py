@@ -10,11 +10,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from jaxserve.config import ServerConfig
 from jaxserve.http.api_keys import api_keys
+from jaxserve.http.operations.schema import RoutingState
+from jaxserve.ray.access import OwnKey
 from jaxserve.ray.route_key import NO_PROMPT
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import read_arguments
@@ -23,10 +27,15 @@ from jaxserve.runtime.environment import child_environment
 
 
 class Fake:
-    """A server whose answer to /live changes, and a process in its place."""
+    """A server whose answer to /live and whose key change, and a process in its place."""
 
     def __init__(self) -> None:
         self.status = 200
+        self.key = "old"
+
+    async def routing(self, http: web.Request) -> web.Response:
+        is_known = http.headers["Authorization"] == f"Bearer {self.key}"
+        return web.Response(status=200 if is_known else 401, body=msgspec.json.encode(RoutingState(7, 0, 1, 16, "")))
 
     async def live(self, _: web.Request) -> web.Response:
         return web.Response(status=self.status, text="the engine was given up")
@@ -36,6 +45,7 @@ class Fake:
 async def started() -> AsyncIterator[tuple[Fake, TestServer, asyncio.subprocess.Process, ServerProcess]]:
     fake, app = Fake(), web.Application()
     app.router.add_get("/live", fake.live)
+    app.router.add_get("/routing", fake.routing)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -51,6 +61,19 @@ async def test_a_server_that_lives_is_healthy_and_one_that_does_not_says_why(sta
     assert await served.ailment() is None
     fake.status = 503
     assert await served.ailment() == "the engine was given up"
+
+
+async def test_the_load_is_reported_again_after_a_change_of_the_keys(started, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The server may read its file later than it was written, so the old key is used as long as the server accepts it."""
+    fake, _, _, served = started
+    file = tmp_path / "keys.txt"
+    file.write_text("old\n")
+    key = OwnKey(ServerConfig(api_key_file=str(file)))
+    file.write_text("new\n")
+    assert (await served.routing_state(key)).queued_tokens == 7
+    fake.key = "new"
+    assert await served.routing_state(key) is None
+    assert (await served.routing_state(key)).queued_tokens == 7
 
 
 async def test_a_server_that_does_not_answer_is_not_healthy(started) -> None:  # type: ignore[no-untyped-def]
