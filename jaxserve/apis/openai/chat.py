@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -35,7 +36,10 @@ from jaxserve.frontend.handle import RequestHandle, TokenCounts
 from jaxserve.frontend.messages import ToolChoice, read_images, read_tools
 from jaxserve.frontend.parsers.events import Event
 from jaxserve.frontend.prepare import prepare
-from jaxserve.frontend.request import Conversation, GenerationRequest
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest
+
+_NAMES_WITH_SWITCH: Final = FieldNames(thinking_budget="thinking.budget_tokens")
+"""Names of the fields of a request without `thinking_token_budget`."""
 
 
 @partial(
@@ -73,6 +77,7 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
             reasoning_effort=body.reasoning_effort,
             thinking=body.thinking.is_on if body.thinking is not None else None,
             thinking_budget=body.reasoning_budget,
+            names=FieldNames() if body.thinking_token_budget is not None else _NAMES_WITH_SWITCH,
             documents=body.documents,
             template_variables=body.chat_template_kwargs or {},
             add_generation_prompt=body.add_generation_prompt,

@@ -212,7 +212,8 @@ async def test_what_claude_code_sends_unasked_is_named_and_has_no_effect(api: Ap
     [
         (CHAT, {"reasoning_effort": "none"}, []),
         (CHAT, {"thinking": {"type": "disabled"}}, []),
-        (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 9}}, ["thinking", "thinking_token_budget"]),
+        (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 9}}, ["thinking", "thinking.budget_tokens"]),
+        (CHAT, {"thinking_token_budget": 9}, ["thinking_token_budget"]),
         (CHAT, {"reasoning_effort": "low"}, ["reasoning_effort"]),
         (CHAT, {"reasoning_effort": "max"}, ["reasoning_effort"]),
         ("/v1/completions", {"reasoning_effort": "none", "thinking": {"type": "disabled"}}, []),
@@ -227,6 +228,20 @@ async def test_a_switch_of_reasoning_is_harmless_to_a_model_that_does_not_reason
 ) -> None:
     prompt = {"/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"}}.get(path, {"messages": HI})
     assert (await answered(api, path, {**prompt, **fields}))[1] == ignored
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget"),
+    ],
+)
+async def test_a_wrong_budget_of_reasoning_is_named_as_it_was_sent(
+    api: Api, fields: dict[str, Any], param: str
+) -> None:
+    status, reply = await api.post(CHAT, {"messages": HI, **fields})
+    assert (status, reply["error"]["param"]) == (400, param)
 
 
 # 4: Codex
