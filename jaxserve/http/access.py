@@ -23,16 +23,16 @@ _SCHEME = b"bearer "
 class KeyRing:
     """The accepted keys, kept as hashes, with their tenants. Without any key everybody may pass."""
 
-    def __init__(self, keys: Iterable[str] = (), tenants: Iterable[Tenant] = ()) -> None:
-        """keys: without limits; tenants: of further keys."""
+    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
         self.has_several_names = False
         """True: keys have at least two names."""
-        self.is_open = True
-        """True: there is no key."""
-        self._tenants: tuple[tuple[bytes, Tenant | None], ...] = ()
+        self._tenants: tuple[tuple[bytes, Tenant], ...] = ()
         self.replace(tenants)
-        self._tenants += tuple((_digest(key.encode()), None) for key in keys)
-        self.is_open = not self._tenants
+
+    @property
+    def is_open(self) -> bool:
+        """True: there is no key."""
+        return not self._tenants
 
     def shared_name(self, tenant: Tenant) -> str:
         """Return the name of a tenant that has to leave a part of the server to other keys; an empty text for the others."""
@@ -42,11 +42,10 @@ class KeyRing:
         """Accept these keys from now on, and no others. Requests under way are not touched."""
         found = [*tenants]
         self._tenants = tuple((_digest(tenant.record.key.encode()), tenant) for tenant in found)
-        self.is_open = not self._tenants
         self.has_several_names = len({tenant.record.name for tenant in found} - {""}) > 1
 
     def check(self, authorization: str | None, api_key: str | None = None) -> Tenant | None:
-        """Return the tenant of the key in the `Authorization` or the `X-Api-Key` header; None for a key without limits.
+        """Return the tenant of the key in the `Authorization` or the `X-Api-Key` header; None if there is no key to ask for.
 
         Raises AuthenticationError unless one of the keys is given. The former header counts where both are given. Takes the
         same time whichever key is compared and wherever it differs.

@@ -257,7 +257,7 @@ def _server_state(models: Sequence[ModelRuntime], config: Config, peers: PeerPro
     """Return the state of the HTTP side. Raises ConfigError for keys that cannot be read."""
     server = config.server
     records = key_records(server)
-    keys = KeyRing(tenants=make_tenants(records, config, models[0].frontend.metrics))
+    keys = KeyRing(make_tenants(records, config, models[0].frontend.metrics))
     for model in models:
         model.client.admission.has_several_keys = keys.has_several_names
     return ServerState(

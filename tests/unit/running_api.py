@@ -172,6 +172,11 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(TOKENIZERS / "byte_level")
 
 
+def records_of(api_key: str | None) -> list[KeyRecord]:
+    """Return the records of a value of --api-key."""
+    return [KeyRecord(key=key) for key in api_key.split(",")] if api_key else []
+
+
 @contextlib.asynccontextmanager
 async def running_api(
     tokenizer: Tokenizer,
@@ -237,7 +242,7 @@ async def running_api(
         state = ServerState(
             models=ServedModels([frontend, *further]),
             startups={"tiny": startup, **{name: StartupLog() for name in others}},
-            keys=KeyRing(api_key.split(",") if api_key else (), [Tenant(record, metrics) for record in records]),
+            keys=KeyRing([Tenant(record, metrics) for record in (*records_of(api_key), *records)]),
             allows_commands=allows_commands,
             is_local=is_local,
             bodies=BodyBudget(max_body_memory),

@@ -7,10 +7,13 @@ import pytest
 from jaxserve.errors import AuthenticationError
 from jaxserve.http.access import KeyRing
 from jaxserve.http.app import collect_routes
+from jaxserve.metrics import Metrics
+from jaxserve.tenants import Tenant
 from jaxserve.tokenizer.tokenizer import Tokenizer
-from tests.unit.running_api import running_api
+from tests.unit.running_api import records_of, running_api
 
 KEYS = "first-key,zwölf"
+RING = KeyRing([Tenant(record, Metrics("tiny")) for record in records_of(KEYS)])
 FILES = r"/ui/{name:[a-z]+\.[a-z]+}"
 PUBLIC = {"/live", "/health", "/ready", "/version", "/", FILES}
 
@@ -112,12 +115,12 @@ async def test_each_key_opens(tokenizer: Tokenizer, key: str) -> None:
 )
 def test_anything_else_is_refused(header: str | None) -> None:
     with pytest.raises(AuthenticationError):
-        KeyRing(KEYS.split(",")).check(header)
+        RING.check(header)
 
 
 @pytest.mark.parametrize("api_key", ["first-key", " zwölf "])
 def test_a_header_with_the_key_alone_opens_too(api_key: str) -> None:
-    KeyRing(KEYS.split(",")).check(None, api_key)
+    RING.check(None, api_key)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +128,11 @@ def test_a_header_with_the_key_alone_opens_too(api_key: str) -> None:
 )
 def test_one_header_counts(header: str | None, api_key: str) -> None:
     with pytest.raises(AuthenticationError):
-        KeyRing(KEYS.split(",")).check(header, api_key)
+        RING.check(header, api_key)
 
 
 def test_scheme_is_case_insensitive() -> None:
-    KeyRing(KEYS.split(",")).check("bearer first-key")
+    RING.check("bearer first-key")
 
 
 def test_without_keys_everybody_may_pass() -> None:
