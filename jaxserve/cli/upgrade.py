@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from io import FileIO
@@ -12,6 +13,7 @@ from io import FileIO
 from jaxserve.cli.flags import add_flags, add_model_flag, configs_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
+from jaxserve.log import report
 from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.models.model_devices import divide_among_models
 from jaxserve.runtime.spawn import spawned
@@ -72,6 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     os.close(writer)
     os.waitpid(child, 0)
     code = os.read(reader, 1)
+    if not code:  # it has said why, unless a signal ended it
+        message = "the new server ended before it had the port"
+        report(logging.ERROR, message, plain=f"jaxserve: error: {message}")
     return code[0] if code else 1
 
 

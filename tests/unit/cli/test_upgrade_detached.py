@@ -42,3 +42,4 @@ def test_the_new_server_is_no_child_of_the_command(what: str, code: int) -> None
     )
     assert done.returncode == code, done.stderr
     assert done.stderr.count("no model") == (what == "refuses")
+    assert done.stderr.count("the new server ended before it had the port") == (what == "ends")
