@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from jaxserve.errors import AuthenticationError
+from jaxserve.errors import AuthenticationError, OriginError
 from jaxserve.tenants import Tenant
 
 _SCHEME = b"bearer "
@@ -109,25 +109,20 @@ class CorsPolicy:
             return common | {"Access-Control-Allow-Origin": "*"}
         return common | {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
-    def rejection(self, request_headers: Mapping[str, str]) -> str | None:
-        """Return why an OPTIONS request gets no permission; None if it is no preflight request, and for pages that may call."""
-        is_preflight = "Access-Control-Request-Method" in request_headers
-        origin = request_headers.get("Origin")
-        if not is_preflight or origin is None or self.headers(request_headers):
-            return None
-        shown = origin[:_MAX_ORIGIN_CHARS]
-        return (
-            f"Web pages of the origin {shown!r} may not call this server: start it with --cors-allowed-origins {shown}."
-        )
-
     def preflight_headers(self, request_headers: Mapping[str, str]) -> dict[str, str] | None:
-        """Return the headers of the reply to an OPTIONS request; None if it is no preflight request, or from pages that may
-        not call."""
-        if "Access-Control-Request-Method" not in request_headers:
+        """Return the headers of the reply to an OPTIONS request; None if it is no preflight request.
+
+        Raises OriginError for pages that may not call.
+        """
+        origin = request_headers.get("Origin")
+        if "Access-Control-Request-Method" not in request_headers or origin is None:
             return None
         allowed = self.headers(request_headers)
         if not allowed:
-            return None
+            shown = origin[:_MAX_ORIGIN_CHARS]
+            raise OriginError(
+                f"Web pages of the origin {shown!r} may not call this server: start it with --cors-allowed-origins {shown}."
+            )
         asked = request_headers.get("Access-Control-Request-Headers", "")
         return allowed | {
             "Access-Control-Allow-Methods": _METHODS,

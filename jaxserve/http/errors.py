@@ -52,16 +52,13 @@ def response_from_http_error(
     if hint is not None and (error.status == 404 or hint.is_unserved):
         verb = "This server does not have" if hint.is_unserved else "Unknown request URL:"
         return error_response(UnknownUrlError(f"{verb} {request.method} {request.path}. {hint.text}"), body=body)
-    text = {
-        405: f"Not allowed to {request.method} on {request.path}.",
-    }.get(error.status, error.reason or "The request was refused.")
-    response = error_response(InvalidRequestError(text, code=_HTTP_CODES.get(error.status)), error.status, body)
+    text, code = error.reason or "The request was refused.", None
+    if error.status == 405:
+        text, code = f"Not allowed to {request.method} on {request.path}.", "method_not_allowed"
+    response = error_response(InvalidRequestError(text, code=code), error.status, body)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
-
-
-_HTTP_CODES = {405: "method_not_allowed"}
 
 
 def too_slow(timeout_s: float) -> InvalidRequestError:

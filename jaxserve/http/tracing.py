@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -21,6 +21,7 @@ from aiohttp import web
 from jaxserve import __version__
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.choices.spans import REQUEST_SPAN, EndedChoice
+from jaxserve.http.listener import Handler
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -33,8 +34,6 @@ _OPERATIONS: Final = {
     "/v1/completions": "text_completion",
 }
 """Values of `gen_ai.operation.name` by route."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Tracing:

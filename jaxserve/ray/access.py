@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Mapping
 
 from jaxserve.config import Config, ServerConfig
@@ -13,6 +12,7 @@ from jaxserve.http.access import KeyRing
 from jaxserve.http.api_keys import api_keys, key_records, make_tenants
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.errors import too_large, too_slow
+from jaxserve.http.sockets.tls import FileVersion, file_version
 from jaxserve.metrics import Metrics
 from jaxserve.tenants import Tenant
 
@@ -56,14 +56,10 @@ class IngressKeys:
         self._tenants = [*make_tenants(records, self._config, self._metrics), *others]
         self._ring.replace(self._tenants)
 
-    def _file_stamp(self) -> tuple[int, int, int] | None:
+    def _file_stamp(self) -> FileVersion | None:
         """Return values that change when the file of the keys changes; None without a file."""
-        if self._config.server.api_key_file is None:
-            return None
-        with contextlib.suppress(OSError):
-            found = os.stat(self._config.server.api_key_file)
-            return found.st_ino, found.st_mtime_ns, found.st_size
-        return None
+        file = self._config.server.api_key_file
+        return None if file is None else file_version(file)
 
 
 class OwnKey:

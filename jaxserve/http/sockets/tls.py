@@ -15,8 +15,8 @@ from jaxserve.errors import ConfigError
 CHECK_S: Final = 10.0
 """Time between two looks at the files: certificates are renewed days before they end."""
 
-Versions = tuple[tuple[int, int, int] | None, ...]
-"""Inode, time of change (ns) and size of each file; None: it is missing."""
+FileVersion = tuple[int, int, int]
+"""Inode, time of change (ns) and size."""
 
 
 def tls_context(config: TlsConfig) -> ssl.SSLContext | None:
@@ -67,12 +67,13 @@ async def file_changes(config: TlsConfig, asked: asyncio.Event) -> AsyncIterator
             yield
 
 
-def _versions(config: TlsConfig) -> Versions:
+def _versions(config: TlsConfig) -> tuple[FileVersion | None, ...]:
     files = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
-    return tuple(_version(file) for file in files if file is not None)
+    return tuple(file_version(file) for file in files if file is not None)
 
 
-def _version(file: str) -> tuple[int, int, int] | None:
+def file_version(file: str) -> FileVersion | None:
+    """Return values that change when a file changes; None if it is missing."""
     try:
         found = os.stat(file)
     except OSError:
