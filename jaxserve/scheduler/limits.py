@@ -20,7 +20,9 @@ class StepLimits:
         self._full = (self.max_tokens, self.max_rows)
 
     def shrink(self, buckets: Buckets, plan: Plan) -> bool:
-        """Allow only programs smaller than that of `plan`; False if there is none."""
+        """Allow only programs smaller than that of `plan`; False if that changes nothing: there is none, or a larger one was not
+        allowed before, as for an image whose tokens stay together."""
+        before = self.max_tokens, self.max_rows
         has_single_tokens = plan.kind in ("decode", "speculate")
         sizes = buckets.decode if has_single_tokens else buckets.mixed
         smaller = max((size for size in sizes if size < plan.bucket), default=0)
@@ -29,7 +31,7 @@ class StepLimits:
         if not has_single_tokens:
             self.max_tokens = min(self.max_tokens, smaller)
         self.max_rows = min(self.max_rows, smaller)
-        return True
+        return (self.max_tokens, self.max_rows) != before
 
     def restore(self) -> None:
         """Allow all programs again."""

@@ -7,15 +7,18 @@ import dataclasses
 import msgspec
 import numpy as np
 
+from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.image_info import ImageInfo
-from jaxserve.ipc.messages import AddRequest
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.ipc.prompt_embeds import PromptEmbeds
 from jaxserve.ipc.prompt_images import PromptImage
+from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.images.embedding_rows import EmbeddingRows
 from jaxserve.scheduler.images.policy import ImagePolicy
 from jaxserve.scheduler.images.request_images import PlacedImage, RequestImages, images_of
-from jaxserve.scheduler.plan import NO_IMAGE_ROW
+from jaxserve.scheduler.plan import NO_IMAGE_ROW, Buckets
+from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
 
 INFO = ImageInfo(max_patches=8, max_tokens=8, cache_rows=8, merge=1, patch_bytes=4)
@@ -149,6 +152,25 @@ def test_prompts_with_images_that_are_seen_whole_all_end_in_steps_that_are_just_
             assert sum(counts) <= 9
             assert not any(own.cut_by(first) for own, first in zip(prompts, firsts, strict=True))
         assert firsts == ends
+
+
+def test_an_image_that_is_too_large_for_the_memory_ends_its_request_and_not_the_engine() -> None:
+    """A chunk never ends inside such an image, so a smaller step cannot hold it: memory is short again and again."""
+    config, error = SchedulerConfig(max_num_seqs=2), ErrorInfo("InternalError", "out of memory")
+    kv, buckets = KVManager(64, 4, 64), Buckets((1, 2), (2, 4, 8), 2)
+    scheduler = Scheduler(config, kv, buckets, 64, frozenset({2}), 100, images=WHOLE)
+    placed = [PromptImage(0, 8, b"d" * 32, bytes(8 * 4), bytes(8 * 8))]
+    message = AddRequest(RequestId("a"), [7] * 9, EngineSamplingParams(max_tokens=1), images=placed)
+    assert scheduler.add(message) is None
+    ends: list[RequestOutput] = []
+    for _ in range(10):
+        plan = scheduler.schedule()
+        if plan is None:
+            break
+        assert plan.num_tokens == 8
+        ends += scheduler.fail(plan, error, may_shrink=True)
+    assert [(end.request_id, end.error) for end in ends] == [("a", error)]
+    assert not scheduler.has_work
 
 
 def test_an_image_is_shared_only_among_requests_with_the_same_salt() -> None:
