@@ -38,7 +38,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     # fmt: off
     num_requests_running: Annotated[int, MetricSpec("gauge", "Requests in the running batch.")] = 0
     num_requests_waiting: Annotated[int, MetricSpec("gauge", "Requests waiting to be scheduled.")] = 0
-    num_requests_waiting_by_reason: Annotated[dict[str, int], MetricSpec("gauge", "Waiting requests by reason: capacity, or deferred until their KV pages are fetched.", ("reason",))] = {}
+    num_requests_waiting_by_reason: Annotated[dict[str, int], MetricSpec("gauge", "Waiting requests by reason: capacity, or deferred until their KV pages are fetched or their grammar is compiled.", ("reason",))] = {}
     kv_cache_usage_perc: Annotated[float, MetricSpec("gauge", "Share of KV pages in use; 1 means all.")] = 0.0
     prefix_cache_queries: Annotated[int, MetricSpec("counter", "Prompt tokens looked up in the prefix cache.")] = 0
     prefix_cache_hits: Annotated[int, MetricSpec("counter", "Prompt tokens found in the prefix cache.")] = 0

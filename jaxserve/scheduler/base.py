@@ -135,8 +135,9 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         """Return gauges as they are, and counters since the last call."""
         stats, self.stats = self.stats, EngineStats()
         stats.num_requests_running = len(self.running)
-        stats.num_requests_waiting = len(self.waiting) + len(self._isolation.held)
-        stats.num_requests_waiting_by_reason = {"capacity": stats.num_requests_waiting}
+        stats.num_requests_waiting = num_waiting = len(self.requests) - len(self.running)
+        num_ready = len(self.waiting) + len(self._isolation.held)
+        stats.num_requests_waiting_by_reason = {"capacity": num_ready, "deferred": num_waiting - num_ready}
         return stats
 
     @abstractmethod

@@ -31,9 +31,6 @@ class Prefetch:
         """The waiting requests for which nothing was to be fetched, the one that was looked up longest ago first, and the free pages
         and slots above which there may be something."""
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
     def begin(self, waiting: list[Request], shortest_first: ShortestFirst | None, num_running: int) -> None:
         """Take requests that may start next and whose pages are worth a fetch from the queue, until `poll` returns them.
 
@@ -104,8 +101,6 @@ class Prefetch:
         """Add what the tiers have counted since the last call."""
         if self._tiers is None:
             return
-        stats.num_requests_waiting += len(self)
-        stats.num_requests_waiting_by_reason["deferred"] = len(self)
         counts = self._tiers.stats.take()
         stats.kv_tier_stored_pages = dict(counts.stored_pages)
         stats.kv_tier_fetched_pages = dict(counts.fetched_pages)

@@ -111,6 +111,14 @@ def run(rig: Rig) -> None:
         rig.step()
 
 
+def test_a_request_whose_grammar_is_compiled_counts_as_waiting() -> None:
+    rig = Rig(grammars=CountingGrammars())
+    rig.send(counting("a", 5), add("free", prompt(5), max_tokens=2))
+    stats = rig.scheduler.take_stats()
+    assert stats.num_requests_waiting == 2
+    assert stats.num_requests_waiting_by_reason == {"capacity": 1, "deferred": 1}
+
+
 def test_jump_forward_tokens_take_no_step() -> None:
     rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     rig.send(counting("a", 5))
