@@ -177,6 +177,8 @@ class PageFetcher:
             fetch.head, fetch.progress_s = None, self._clock()
         if self._clock() - fetch.progress_s > self._timeout_s:
             self._stats.failed("timeout")
+            if fetch.plan is not None and not fetch.tiers:  # a tier that hangs would never be measured
+                self._rule.observe_fetch(fetch.plan.costs(self._device.layout), self._clock() - fetch.begun_s)
             return True
         return fetch.given_up.is_set()
 

@@ -11,9 +11,9 @@ Both sides are running means, in which an observation loses half its weight with
   includes bytes over bandwidth, the wait for a thread, the checksum and the round trips, as requests see them;
 - a token: the device time of a step that computes prompts, divided by its tokens.
 
-A tier that was not measured yet counts as fast, so it is measured by its first fetch. A tier that does not pay is tried
-again after every 32 refusals, because its speed may have changed. The tokens of a request are the same either way: a
-fetched page holds the bytes that were computed for the same tokens by the same model.
+A tier that was not measured yet counts as fast, so it is measured by its first fetch, also by one that is given up without a
+page. A tier that does not pay is tried again after every 32 refusals, because its speed may have changed. The tokens of a
+request are the same either way: a fetched page holds the bytes that were computed for the same tokens by the same model.
 """
 
 from __future__ import annotations

@@ -548,17 +548,21 @@ class SlowStore(BrokenStore):
         return 0
 
 
-def test_fetch_without_progress_is_given_up() -> None:
-    now, store, stats = [0.0], SlowStore(), TierStats()
+def test_fetch_without_progress_is_given_up_and_its_tier_counts_as_slow() -> None:
+    """The requests after it compute their prompts, and do not wait as long each."""
+    now, store, stats, rule = [0.0], SlowStore(), TierStats(), FetchRule(4)
+    rule.observe_prefill(1000, 1.0)
     device = FakePages(np.zeros((8, 4), np.int64))
-    fetcher = PageFetcher(BlockPool(8), device, [store], FetchRule(4), stats, timeout_s=2.0, clock=lambda: now[0])
+    fetcher = PageFetcher(BlockPool(8), device, [store], rule, stats, timeout_s=2.0, clock=lambda: now[0])
     assert fetcher.begin(RequestId("r"), MissingPrefix([BlockHash(b"0")], 0))
     assert fetcher.poll() == []
     now[0] = 2.5
     assert fetcher.poll() == ["r"]
     assert stats.take().failures == {"timeout": 1}
+    is_begun = fetcher.begin(RequestId("next"), MissingPrefix([BlockHash(b"0")], 0))
     store.gate.set()
     fetcher.close()
+    assert (is_begun, stats.take().num_skipped) == (False, 1)
 
 
 class Slower(HostStore):
