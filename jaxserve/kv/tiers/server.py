@@ -25,7 +25,6 @@ from jaxserve.kv.tiers.wire import (
     PageRequest,
     WireError,
     header_of,
-    known_hashes,
     open_request,
     secure_server,
 )
@@ -116,7 +115,7 @@ class PageServer:
 
     def _answer(self, entry: _Waiting) -> None:
         """Reply, or keep the request while its next page is on its way."""
-        request, names = entry.request, known_hashes(entry.request)
+        request, names = entry.request, entry.request.hashes
         may_wait = time.monotonic() < entry.deadline_s
         if request.finds_first:
             indices = (i for i, name in enumerate(names) if self._has(name) or (may_wait and self._is_coming(name)))

@@ -54,7 +54,7 @@ class PageRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Repeated by the reply."""
     identity: str
     """PageLayout.identity of the sender."""
-    hashes: list[bytes]
+    hashes: list[BlockHash]
     max_pages: int
     """Pages wanted at most; 0: only their number."""
     wait_s: float = 0.0
@@ -121,10 +121,6 @@ def open_reply(header: bytes) -> PageReply | PageRefusal:
         return _REPLY.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"no reply: {error}") from error
-
-
-def known_hashes(request: PageRequest) -> list[BlockHash]:
-    return [BlockHash(block_hash) for block_hash in request.hashes]
 
 
 def is_address(entry: str, flag: str) -> bool:
