@@ -16,16 +16,11 @@ _IDS: Final = "visual_indicator_token_ids"
 
 def covering(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Ovis2."""
-    size = table.table("size", {"height": 384, "width": 384})
-    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
-    if height != width:
-        raise table.error("size", "a square")
+    side = table.square("size", 384)
     if table.get("do_center_crop", None):
         raise table.error("do_center_crop", "null")
     most = table.integer("max_patches", 12, _MAX_TILES) if table.flag("crop_to_patches", default=False) else 1
-    grid = GridTiles(height, table.integer("min_patches", 1, _MAX_TILES) if most > 1 else 1, most)
-    if grid.min_tiles > most:
-        raise table.error("min_patches", f"an integer from 1 to {most}")
+    grid = GridTiles(side, table.integer("min_patches", 1, most) if most > 1 else 1, most)
     start, whole_end, column, row, end = _MARKS
     markup = ImageMarkup(
         placeholder="<image>",

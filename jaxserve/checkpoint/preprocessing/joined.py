@@ -53,13 +53,11 @@ def _side(table: Table, key: str, default: dict[str, int]) -> int:
     """Read the side of a square, which a file may give in several ways."""
     value = table.get(key, default)
     value = {"shortest_edge": value} if isinstance(value, int) else value
-    own = Table(table.path, {key: value}).table(key, {})
+    given = Table(table.path, {key: value})
+    own = given.table(key, {})
     if "shortest_edge" in own.values:
         return own.integer("shortest_edge", None, MAX_SIDE)
-    height, width = (own.integer(side, None, MAX_SIDE) for side in ("height", "width"))
-    if height != width:
-        raise table.error(key, "a square")
-    return height
+    return given.square(key, 0)
 
 
 def _grids(table: Table, config: Table, tile: int, default: list[list[int]]) -> tuple[tuple[int, int], ...]:

@@ -51,6 +51,14 @@ class Table:
             raise self.error(key, "an object")
         return Table(self.path, value)
 
+    def square(self, key: str, default: int) -> int:
+        """Return the side of a square that has a height and a width."""
+        size = self.table(key, {"height": default, "width": default})
+        height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+        if height != width:
+            raise self.error(key, "a square")
+        return height
+
     def error(self, key: str, expected: str) -> CheckpointError:
         found = shown(str(self.values.get(key))) if key in self.values else "nothing"
         return CheckpointError(f"{self.path}: {key}: expected {expected}, found {found}")

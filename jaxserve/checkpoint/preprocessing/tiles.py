@@ -66,12 +66,8 @@ def tiles(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
 def grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of InternVL and Qianfan-OCR: tiles, as its processor of images and texts cuts them whatever `crop_to_patches` says, and one mark around
     all of them."""
-    size = table.table("size", {"height": 384, "width": 384})
-    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
-    if height != width:
-        raise table.error("size", "a square")
     most = table.integer("max_patches", 12, _MAX_TILES)
-    sizes = GridTiles(height, table.integer("min_patches", 1, most), most)
+    sizes = GridTiles(table.square("size", 384), table.integer("min_patches", 1, most), most)
     if architecture(config.values) == "AyaVisionForConditionalGeneration":
         return _numbered(sizes, config)
     token = token_text(tokens, "context_image_token", "<IMG_CONTEXT>")
@@ -109,14 +105,9 @@ def pages(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Granite for Docling: tiles as InternVL's with marks as Idefics3's, more of them for pages that would be too small."""
     if table.flag("fine_route", default=False):
         raise table.error("fine_route", "false: the path of four times as many tokens is not computed")
-    size = table.table("size", {"height": 512, "width": 512})
-    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
-    if height != width:
-        raise table.error("size", "a square")
     most = table.integer("max_patches", 32, _MAX_TILES) if table.flag("crop_to_patches", default=True) else 1
-    grid = GridTiles(height, table.integer("min_patches", 1, _MAX_TILES) if most > 1 else 1, most, _MAX_MARKED)
-    if grid.min_tiles > most:
-        raise table.error("min_patches", f"an integer from 1 to {most}")
+    least = table.integer("min_patches", 1, most) if most > 1 else 1
+    grid = GridTiles(table.square("size", 512), least, most, _MAX_MARKED)
     image, around = token_text(tokens, "image_token", "<image>"), "<fake_token_around_image>"
     markup = ImageMarkup(
         placeholder=image,
@@ -184,12 +175,10 @@ def _marks(tokens: Mapping[str, Any]) -> ImageMarkup:
 
 def canvas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Llama 4: tiles of a grid that holds the image in its proportions, with separators between them, then the whole image."""
-    size = table.table("size", {"height": 336, "width": 336})
-    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
-    if height != width:
-        raise table.error("size", "a square")
     sizes = CanvasTiles(
-        height, table.integer("max_patches", 16, _MAX_TILES), table.flag("resize_to_max_canvas", default=False)
+        table.square("size", 336),
+        table.integer("max_patches", 16, _MAX_TILES),
+        table.flag("resize_to_max_canvas", default=False),
     )
     vision = config.table("vision_config", {})
     ratio = vision.number("pixel_shuffle_ratio", 0.5)
@@ -211,13 +200,9 @@ def canvas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
 
 def nearest_grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Cohere 2 Vision: tiles of the grid of the nearest size, a break after each of them, and marks around all."""
-    size = table.table("size", {"height": 512, "width": 512})
-    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
-    if height != width:
-        raise table.error("size", "a square")
-    most = table.integer("max_patches", 12, _MAX_TILES)
+    side, most = table.square("size", 512), table.integer("max_patches", 12, _MAX_TILES)
     is_cut = table.flag("crop_to_patches", default=True)
-    sizes = GridTiles(height, 1, most, is_nearest_size=True) if is_cut else FixedSize(height, width)
+    sizes = GridTiles(side, 1, most, is_nearest_size=True) if is_cut else FixedSize(side, side)
     token = token_text(tokens, "image_token", "<|IMG_PATCH|>")
     markup = ImageMarkup(
         token,
@@ -228,6 +213,6 @@ def nearest_grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geom
     )
     patch = config.table("vision_config", {}).integer("patch_size", 16, MAX_SIDE)
     merge, per_side = config.integer("downsample_factor", 2, 64), table.integer("patch_size", 16, MAX_SIDE)
-    if height != per_side * patch * merge:
-        raise table.error("patch_size", f"{height / patch / merge:g}, the tokens of a tile's side")
+    if side != per_side * patch * merge:
+        raise table.error("patch_size", f"{side / patch / merge:g}, the tokens of a tile's side")
     return Geometry(sizes, patch, merge, markup)

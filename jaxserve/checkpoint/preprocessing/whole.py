@@ -143,10 +143,8 @@ def plain(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     bounds = Table(table.path, {"size": size}).table("size", {})
     sizes: Sizes
     if "height" in size:
-        height, width = (bounds.integer(side, None, MAX_SIDE) for side in ("height", "width"))
-        sizes = FixedSize(height, width)
-        if height != width:
-            raise table.error("size", "a square")
+        side = table.square("size", 224)
+        sizes = FixedSize(side, side)
     else:
         sizes = _central_square(table, bounds.integer("shortest_edge", None, MAX_SIDE))
     token, kind = token_text(tokens, "image_token", "<image>"), config.get("model_type", None)
