@@ -84,10 +84,16 @@ def has_weights(found: Mapping[str, Any], kind: str, num_bits: int) -> bool:
     """Return True if a group of compressed-tensors has weights of this type, such as "float", and size."""
     groups = found.get("config_groups")
     tables = groups.values() if isinstance(groups, dict) else ()
-    weights = (table.get("weights") for table in tables if isinstance(table, dict))
-    return any(
-        isinstance(each, dict) and (each.get("type"), each.get("num_bits")) == (kind, num_bits) for each in weights
-    )
+    return any(_has_type(table.get("weights"), kind, num_bits) for table in tables if isinstance(table, dict))
+
+
+def are_symmetric(table: Any, kind: str, num_bits: int) -> bool:
+    """Return True if a table of compressed-tensors describes numbers of this type and size without offsets."""
+    return _has_type(table, kind, num_bits) and table.get("symmetric", True) is True
+
+
+def _has_type(table: Any, kind: str, num_bits: int) -> bool:
+    return isinstance(table, dict) and (table.get("type"), table.get("num_bits")) == (kind, num_bits)
 
 
 def unsupported_weights(found: Mapping[str, Any], supported: str) -> CheckpointError:

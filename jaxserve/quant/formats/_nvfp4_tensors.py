@@ -27,6 +27,7 @@ from jaxserve.quant.checkpoint import (
     CheckpointForm,
     Read,
     ReadMatrix,
+    are_symmetric,
     only_scheme,
     unsupported,
 )
@@ -118,19 +119,12 @@ def _check_algorithm(found: Mapping[str, Any]) -> None:
 
 def _check_group(where: str, group: Mapping[str, Any]) -> None:
     weights, activations = group.get("weights", {}), group.get("input_activations")
-    if not _are_four_bit_floats(weights):
+    if not are_symmetric(weights, "float", 4):
         raise unsupported(f"{where}.weights", weights, f"symmetric 4-bit floats, {INSTEAD}")
     if weights.get("group_size", BLOCK) != BLOCK:
         raise unsupported(f"{where}.weights.group_size", weights["group_size"], str(BLOCK))
-    if activations is not None and not _are_four_bit_floats(activations):
+    if activations is not None and not are_symmetric(activations, "float", 4):
         raise unsupported(f"{where}.input_activations", activations, "symmetric 4-bit floats or none")
-
-
-def _are_four_bit_floats(table: Any) -> bool:
-    match table:
-        case {"num_bits": 4, "type": "float"}:
-            return table.get("symmetric", True) is True
-    return False
 
 
 def _take_matrices(made: Format, layout: _Layout, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:

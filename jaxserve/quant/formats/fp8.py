@@ -26,6 +26,7 @@ from jaxserve.quant.checkpoint import (
     CheckpointForms,
     Read,
     ReadMatrix,
+    are_symmetric,
     has_weights,
     only_scheme,
     unsupported,
@@ -168,9 +169,9 @@ def _read_fp8(found: Mapping[str, Any]) -> _Scheme:
 
 def _read_group(where: str, group: Mapping[str, Any]) -> _Scheme:
     weights, activations = group.get("weights", {}), group.get("input_activations")
-    if not _are_eight_bit_floats(weights):
+    if not are_symmetric(weights, "float", 8):
         raise unsupported(f"{where}.weights", weights, f"symmetric 8-bit floats, {INSTEAD}")
-    if activations is not None and not _are_eight_bit_floats(activations):
+    if activations is not None and not are_symmetric(activations, "float", 8):
         raise unsupported(f"{where}.input_activations", activations, "8-bit floats or none")
     strategy = weights.get("strategy", "tensor")
     if strategy not in ("tensor", "channel", "block"):
@@ -178,13 +179,6 @@ def _read_group(where: str, group: Mapping[str, Any]) -> _Scheme:
     block = weights.get("block_structure") if strategy == "block" else None
     size = _DEFAULT_BLOCK if block is None else _block("config_groups block_structure", block)
     return _Scheme(activations is not None, strategy == "block", size)
-
-
-def _are_eight_bit_floats(table: Any) -> bool:
-    match table:
-        case {"num_bits": 8, "type": "float"}:
-            return table.get("symmetric", True) is True
-    return False
 
 
 def _block(key: str, value: object) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from jaxserve.quant.checkpoint import (
     CheckpointForm,
     CheckpointForms,
     ReadMatrix,
+    are_symmetric,
     has_weights,
     only_scheme,
     unsupported,
@@ -69,21 +70,14 @@ def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
 def _read_group(where: str, group: Mapping[str, Any]) -> bool:
     """Return True if activations are quantised as well."""
     weights, activations = group.get("weights", {}), group.get("input_activations")
-    if not _are_eight_bit_integers(weights):
+    if not are_symmetric(weights, "int", 8):
         raise unsupported(f"{where}.weights", weights, f"symmetric 8-bit integers, {INSTEAD}")
-    if activations is not None and not _are_eight_bit_integers(activations):
+    if activations is not None and not are_symmetric(activations, "int", 8):
         raise unsupported(f"{where}.input_activations", activations, "symmetric 8-bit integers or none")
     strategy = weights.get("strategy", "tensor")
     if strategy not in ("tensor", "channel"):
         raise unsupported(f"{where}.weights.strategy", strategy, "tensor and channel")
     return activations is not None
-
-
-def _are_eight_bit_integers(table: Any) -> bool:
-    match table:
-        case {"num_bits": 8, "type": "int"}:
-            return table.get("symmetric", True) is True
-    return False
 
 
 CHECKPOINTS = CheckpointForms((METHOD,), _read_config, compressed="8-bit integers with `format` int-quantized")
