@@ -307,7 +307,7 @@ def _yarn_scaling(keys: GGUFKeys, architecture: GGUFArchitecture) -> dict[str, A
 
 
 def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """Llama 3's scaling when the stored factors are those of its formula, None when there are none or all are one.
+    """Return Llama 3's scaling if the stored factors are those of its formula, None if there are none or all are one.
 
     The file keeps what each frequency is divided by. The slowest frequency is scaled most, so it yields the
     formula's one free parameter, and all the others must then agree.

@@ -171,7 +171,7 @@ def _convert_string(scanner: Scanner, syntax: LiteralSyntax, quote: str) -> Read
 
 
 def _convert_escape(scanner: Scanner) -> Reading[None]:
-    """The rest of a Python escape, whose backslash is in the draft; an unknown one stands for itself."""
+    """Take the rest of a Python escape, whose backslash is in the draft; an unknown one stands for itself."""
     letter = yield from scanner.peek()
     if letter:
         scanner.take(1)

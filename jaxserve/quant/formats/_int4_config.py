@@ -42,7 +42,7 @@ def read_config(found: Mapping[str, Any]) -> Int4Layout | None:
 
 
 def _read_gptq(found: Mapping[str, Any]) -> Int4Layout:
-    """`checkpoint_format`: `gptq` (zeros are stored less 1) or `gptq_v2`."""
+    """Read GPTQ's layout, whose `checkpoint_format` is `gptq` (zeros are stored less 1) or `gptq_v2`."""
     _expect(found, "bits", (4,), None)
     version = _expect(found, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     is_symmetric = _expect(found, "sym", (True, False), True)

@@ -48,7 +48,7 @@ class Int4WeightOnly(Format):
         return int8_weight_only.FORMAT
 
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:
-        """On CPUs int8: jax 0.10 has no layout for int4 there that its compiled programs would take."""
+        """Return int8 on CPUs: jax 0.10 has no layout for int4 there that its compiled programs would take."""
         return np.dtype(np.int8 if platform == "cpu" else ml_dtypes.int4)
 
     def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
