@@ -150,6 +150,7 @@ def test_every_image_that_is_not_built_here_has_a_digest() -> None:
     foreign = [image for image in images if not image.startswith("jaxserve:")]
     assert len(foreign) == 3
     assert all(re.fullmatch(r"[\w./-]+:v?[\d.]+@sha256:[0-9a-f]{64}", image) for image in foreign)
+    assert not re.match(r"#\s*syntax\s*=", DOCKERFILE), "a syntax directive makes BuildKit fetch one more image"
 
 
 def test_the_image_that_runs_has_a_health_check_and_cache_volumes() -> None:
