@@ -157,6 +157,10 @@ def test_the_image_that_runs_has_a_health_check_and_cache_volumes() -> None:
     runtime = stages()["runtime"]
     assert 'CMD ["jaxserve", "health", "--live"]' in runtime, "what ends an unhealthy container must not end a start"
     assert "STOPSIGNAL SIGTERM" in runtime
+    (timeout_s,) = re.findall(r"^HEALTHCHECK .*--timeout=(\d+)s ", runtime, flags=re.MULTILINE)
+    assert int(timeout_s) >= 30, "a process starts for each check, slowly beside a compiler"
+    services = yaml.safe_load(COMPOSE.read_text("utf-8"))["services"]
+    assert {services[name]["healthcheck"]["timeout"] for name in ("cpu", "gpu")} == {f"{timeout_s}s"}
     assert 'VOLUME ["/cache/hf", "/cache/programs"]' in runtime
 
 
