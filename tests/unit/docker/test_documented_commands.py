@@ -64,7 +64,7 @@ TABLE: Final = {
         ("--privileged",),
         ("image",),
     ),
-    "docker build": Subcommand(("--file", "--target", "--build-arg"), names=("context",)),
+    "docker build": Subcommand(("--file", "--target", "--tag"), names=("context",)),
     "docker compose": Subcommand(("--file", "--profile"), names=("action",)),
     "kubectl create secret generic": Subcommand(("--from-literal",), names=("name",)),
     "kubectl describe pod": Subcommand(),
@@ -138,8 +138,13 @@ def test_containers_run_images_of_the_dockerfile_with_its_volumes_and_port() -> 
 def test_images_are_built_from_files_and_stages_that_exist() -> None:
     for command in shown("docker build"):
         assert all((ROOT / file).is_file() for file in command["file"])
-        assert set(command["target"]) <= set(stages())
+        (target,) = command["target"]
+        assert target in stages()
+        assert command["tag"] == [f"jaxserve:{target}"]
         assert command["context"] == "."
+    assert {command["image"] for command in shown("docker run")} <= {
+        tag for command in shown("docker build") for tag in command["tag"]
+    }
     arguments = re.findall(r"--build-arg (\w+)=", HANDBOOK)
     assert arguments and all(f"\nARG {name}=" in DOCKERFILE for name in arguments)
     profiles = {name for service in yaml.safe_load(COMPOSE.read_text("utf-8"))["services"].values() for name in service["profiles"]}  # fmt: skip
