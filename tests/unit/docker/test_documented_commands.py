@@ -153,6 +153,14 @@ def test_images_are_built_from_files_and_stages_that_exist() -> None:
         assert set(command["profile"]) <= profiles
 
 
+def test_the_image_with_compiled_programs_serves_the_model_that_they_are_of() -> None:
+    page = (ROOT / "docs" / "startup.md").read_text(encoding="utf-8")
+    (image,) = re.findall(r"^```dockerfile\n(.*?)^```$", page, re.M | re.S)
+    ((model, folder),) = re.findall(r"^RUN jaxserve compile (\S+) .*--output (\S+)$", image, re.M)
+    variables = dict(re.findall(r"(JAXSERVE_\w+)=(\S+)", image))
+    assert (variables["JAXSERVE_MODEL"], variables["JAXSERVE_COMPILE_CACHE"]) == (model, folder)
+
+
 def test_the_secret_is_the_one_that_pods_read() -> None:
     entries = [entry["valueFrom"]["secretKeyRef"] for pod in pods() for container in pod.spec["containers"] for entry in container.get("env", []) if "valueFrom" in entry]  # fmt: skip
     read = {(entry["name"], entry["key"]) for entry in entries}
