@@ -176,6 +176,21 @@ def test_a_background_response_is_cancelled(client: openai.OpenAI, server: Serve
         assert client.responses.cancel(response.id).status == "cancelled"
 
 
+def test_a_background_response_is_stored_at_its_end_though_others_took_its_place() -> None:
+    with (
+        running({"vocab_size": 389, "num_blocks": 256}, responses={"max_stored_responses": 1}) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with frozen(server.engine_pid()):
+            long, _ = (
+                client.responses.create(model="tiny", input="Hi", background=True, max_output_tokens=count)
+                for count in (60, 1)
+            )
+            assert server.request("GET", f"/v1/responses/{long.id}")[0] == 404
+        until(lambda: server.request("GET", f"/v1/responses/{long.id}")[0] == 200, "it was not stored again")
+        assert client.responses.retrieve(long.id).status in ("completed", "incomplete")
+
+
 @pytest.mark.slow
 def test_any_api_process_answers_for_the_responses_of_all() -> None:
     with running({"vocab_size": 389, "num_blocks": 256}, server={"api_processes": 3}) as server:

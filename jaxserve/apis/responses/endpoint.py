@@ -183,7 +183,7 @@ def _formatter(call: Call, body: ResponsesRequest, handle: RequestHandle, given:
     store = call.responses.store
 
     def keep(current: ResponseObject, is_first: bool) -> None:
-        if body.is_stored and (is_first or current.id in store):  # else it was deleted meanwhile
+        if body.is_stored and (is_first or store.is_open(current.id)):  # else it was deleted meanwhile
             store.put(StoredResponse(current, given))
 
     return ResponseFormatter(

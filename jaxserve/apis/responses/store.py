@@ -113,12 +113,15 @@ class ResponseStore:
         """The one that was used last at the end."""
         self._num_bytes = 0
         self._encoding: dict[str, asyncio.Task[None]] = {}
+        self._open: set[str] = set()
+        """Responses in progress that nobody has removed. They stay here if they are dropped for lack of room or use."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, response_id: str) -> bool:
-        return response_id in self._entries or response_id in self._encoding
+    def is_open(self, response_id: str) -> bool:
+        """Return whether the last state that was put is in progress, and not removed since."""
+        return response_id in self._open
 
     @property
     def num_bytes(self) -> int:
@@ -131,6 +134,8 @@ class ResponseStore:
         """
         response_id = stored.response.id
         self.remove(response_id)
+        if stored.response.status == "in_progress":
+            self._open.add(response_id)
         if is_large(stored):
             self._encoding[response_id] = asyncio.create_task(self._encode(stored))
         else:
@@ -158,7 +163,7 @@ class ResponseStore:
         self._entries[response_id] = _Entry(data, self._clock())
         self._num_bytes += len(data)
         while self._num_bytes > self._config.max_stored_bytes or len(self) > self._config.max_stored_responses:
-            self.remove(next(iter(self._entries)))
+            self._num_bytes -= len(self._entries.popitem(last=False)[1].data)
 
     def get(self, response_id: str) -> bytes | None:
         """Return the response, encoded; None if it is not stored any more. Counts as a use."""
@@ -172,6 +177,7 @@ class ResponseStore:
     def remove(self, response_id: str) -> bool:
         """Drop a response; return False if it is not stored."""
         self._forget_old()
+        self._open.discard(response_id)
         task = self._encoding.pop(response_id, None)
         entry = self._entries.pop(response_id, None)
         self._num_bytes -= 0 if entry is None else len(entry.data)

@@ -104,6 +104,20 @@ def test_the_least_recently_used_one_goes_first() -> None:
     assert [name for name in "abcd" if store.get(name)] == ["a", "c", "d"]
 
 
+def test_a_response_in_progress_is_open_until_its_end_though_it_was_dropped() -> None:
+    clock = Clock()
+    store = ResponseStore(ResponsesConfig(max_stored_responses=1, response_ttl=10), clock)
+    for name in "ab":
+        store.put(stored(name, status="in_progress"))
+    clock.now += 11
+    assert (store.get("a"), store.get("b")) == (None, None)
+    assert store.is_open("a") and store.is_open("b")
+    store.put(stored("a", status="completed"))
+    assert read(store, "a") is not None
+    assert not store.remove("b")
+    assert not store.is_open("a") and not store.is_open("b")
+
+
 def test_bytes_are_bounded_and_the_count_of_them_is_exact() -> None:
     size = len(encode_stored(stored("a", "x" * 100)))
     store = ResponseStore(ResponsesConfig(max_stored_bytes=3 * size))
@@ -151,7 +165,7 @@ async def test_a_large_response_is_encoded_in_a_thread_in_parts(monkeypatch: pyt
     monkeypatch.setattr(store_module, "encode_stored", watched)
     store = ResponseStore(ResponsesConfig())
     store.put(stored("a", LARGE))
-    assert "a" in store
+    assert len(store) == 0, "it is not stored yet"
     await store.settle("a")
     assert read(store, "a") == stored("a", LARGE)
     assert threading.current_thread().name not in threads
