@@ -26,13 +26,10 @@ class KeyRing:
     def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
         self.has_several_names = False
         """True: keys have at least two names."""
+        self.is_open = True
+        """True: there is no key."""
         self._tenants: tuple[tuple[bytes, Tenant], ...] = ()
         self.replace(tenants)
-
-    @property
-    def is_open(self) -> bool:
-        """True: there is no key."""
-        return not self._tenants
 
     def shared_name(self, tenant: Tenant) -> str:
         """Return the name of a tenant that has to leave a part of the server to other keys; an empty text for the others."""
@@ -42,6 +39,7 @@ class KeyRing:
         """Accept these keys from now on, and no others. Requests under way are not touched."""
         found = [*tenants]
         self._tenants = tuple((_digest(tenant.record.key.encode()), tenant) for tenant in found)
+        self.is_open = not found
         self.has_several_names = len({tenant.record.name for tenant in found} - {""}) > 1
 
     def check(self, authorization: str | None, api_key: str | None = None) -> Tenant | None:
