@@ -11,7 +11,8 @@ from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.models.families._keys import Keys
 from jaxserve.types import LabelActivation, Pooling
 
-MAX_LABELS: Final = 65_536
+MAX_LABELS: Final = 8192
+"""The numbers of a reply are bounded like those of vectors."""
 _DEFAULT_LABELS: Final = 2
 """Number of labels of a config without `id2label` and `num_labels`: transformers leaves out its default."""
 _OF_PROBLEM: Final[Mapping[Any, LabelActivation]] = {
