@@ -114,7 +114,7 @@ class ResponseStore:
         self._num_bytes = 0
         self._encoding: dict[str, asyncio.Task[None]] = {}
         self._open: set[str] = set()
-        """Responses in progress that nobody has removed. They stay here if they are dropped for lack of room or use."""
+        """Responses in progress that no client has removed. They stay here if they are dropped for lack of room or use."""
 
     def __len__(self) -> int:
         return len(self._entries)
