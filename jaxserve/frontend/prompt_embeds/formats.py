@@ -27,6 +27,7 @@ _MAX_PICKLE_BYTES: Final = 4096
 _MAX_ENTRIES: Final = 16
 _BFLOAT16: Final = "bfloat16"
 _SAFETENSORS_TYPES: Final = {"F32": "<f4", "F16": "<f2", "BF16": _BFLOAT16}
+_MAX_AXES: Final = 8
 _STORAGES: Final = {"torch FloatStorage": "<f4", "torch HalfStorage": "<f2", "torch BFloat16Storage": _BFLOAT16}
 
 
@@ -183,7 +184,8 @@ def _as_float32(content: memoryview, dtype: str | None, name: str, shape: Sequen
     if dtype is None:
         raise TensorError(f"its numbers must be {TYPES}, got {name[:64]}")
     stored = np.dtype("<u2" if dtype == _BFLOAT16 else dtype)
-    if any(size < 0 for size in shape) or math.prod(shape) * stored.itemsize != len(content):
+    is_array = len(shape) <= _MAX_AXES and all(0 <= size <= len(content) for size in shape)
+    if not is_array or math.prod(shape) * stored.itemsize != len(content):
         raise TensorError(f"its shape {list(shape)[:8]} does not fit its {len(content)} bytes")
     values = np.frombuffer(content, stored).reshape(tuple(shape))
     if dtype == _BFLOAT16:

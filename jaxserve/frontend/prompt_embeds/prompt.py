@@ -60,11 +60,13 @@ def load_embeds(source: EmbedsSource, info: PromptEmbedsInfo, max_model_len: int
         if len(content) // 4 * 3 > most + 3:  # before anything is decoded
             raise invalid(source.place, f"embeddings of this model's longest prompt take at most {most} bytes")
         try:
-            values = read_tensor(decode_base64(content))
-        except TensorError as error:
-            raise invalid(source.place, str(error)) from None
+            data = decode_base64(content)
         except ValueError:
             raise invalid(source.place, "it is not base64") from None
+        try:
+            values = read_tensor(data)
+        except TensorError as error:
+            raise invalid(source.place, str(error)) from None
     else:
         values = np.asarray(content, "<f4")
     values = _checked(source.place, values, info, max_model_len)
