@@ -184,7 +184,7 @@ def _as_float32(content: memoryview, dtype: str | None, name: str, shape: Sequen
     if dtype is None:
         raise TensorError(f"its numbers must be {TYPES}, got {name[:64]}")
     stored = np.dtype("<u2" if dtype == _BFLOAT16 else dtype)
-    is_array = len(shape) <= _MAX_AXES and all(0 <= size <= len(content) for size in shape)
+    is_array = len(shape) <= _MAX_AXES and all(0 <= size < 1 << 31 for size in shape)
     if not is_array or math.prod(shape) * stored.itemsize != len(content):
         raise TensorError(f"its shape {list(shape)[:8]} does not fit its {len(content)} bytes")
     values = np.frombuffer(content, stored).reshape(tuple(shape))

@@ -82,6 +82,7 @@ WRONG = {
     "safetensors-two": (safetensors(other={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}), "2 tensors"),
     "safetensors-type": (safetensors("F64"), "F64"),
     "safetensors-shape": (safetensors(shape=(3, 5)), "does not fit"),
+    "safetensors-wide": (safetensors(shape=(0, 10**30), data=b""), "header is damaged|does not fit"),
     "safetensors-axes": (safetensors(shape=(3, 4, *[1] * 70)), "does not fit"),
     "safetensors-negative": (safetensors(shape=(-3, -4)), "does not fit"),
     "safetensors-short": (safetensors()[:-4], "truncated"),
