@@ -82,6 +82,8 @@ class EngineLoop:
         timeout_s = self._core.patience_s() if self._core.has_work else self._idle_s()
         for client, message in self._socket.receive(timeout_s):
             self._receive(client, message)
+        if self._core.is_broken:
+            return  # a command has found that; a step under way may never end
         if self._core.patience_s() >= _POLL_S:
             return  # more messages may follow before the step is due
         step = self._core.step()

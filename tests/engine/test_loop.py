@@ -16,8 +16,20 @@ import zmq
 
 from jaxserve.engine.core import BROKEN_ERROR, STOP_ERROR, rejected
 from jaxserve.engine.loop import EngineLoop
+from jaxserve.executor.protocol import BrokenExecutorError
 from jaxserve.ipc.address import new_address
-from jaxserve.ipc.messages import Abort, Heartbeat, Hello, PagesChanged, Ready, RequestOutput, StepOutputs
+from jaxserve.ipc.messages import (
+    Abort,
+    Command,
+    CommandDone,
+    EngineState,
+    Heartbeat,
+    Hello,
+    PagesChanged,
+    Ready,
+    RequestOutput,
+    StepOutputs,
+)
 from jaxserve.ipc.transport import ClientSocket, EngineSocket, ProtocolError, decode_from_engine
 from jaxserve.routing.request import page_hashes
 from jaxserve.types import RequestId
@@ -257,7 +269,7 @@ def test_request_that_comes_early_in_a_long_step_joins_the_next_one() -> None:
     events: list[str] = []
 
     class Core:
-        has_work = True
+        has_work, is_broken = True, False
 
         def patience_s(self) -> float:
             return patience.pop(0)
@@ -283,6 +295,41 @@ def test_request_that_comes_early_in_a_long_step_joins_the_next_one() -> None:
     assert events == ["listen 0.5", "added", "listen 0.25", "added", "listen 0.0", "step"]
 
 
+def test_a_command_that_breaks_the_executor_ends_the_engine_though_the_step_under_way_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is read after the command: that step may never end, since the other hosts start again."""
+    rig = Rig(depth=1)
+    messages = [add("last", prompt(3), max_tokens=1), Command(1, "start_profile")]
+    answers: list[object] = []
+
+    class Socket:
+        def receive(self, timeout_s: float) -> list[tuple[bytes, object]]:
+            return [(b"client", messages.pop(0))]
+
+        def claim(self, request_id: RequestId, client: bytes) -> None:
+            pass
+
+        def send(self, client: bytes, message: object) -> list[RequestId]:
+            answers.append(message)
+            return []
+
+        def publish(self, step: StepOutputs) -> list[RequestId]:
+            answers.append(step)
+            return []
+
+    def fail() -> None:
+        raise BrokenExecutorError("host 1 is gone")
+
+    monkeypatch.setattr(rig.core._profiler, "start", fail)
+    loop = EngineLoop(rig.core, Socket(), rig.executor.model_info, lambda: 0.0)  # type: ignore[arg-type]
+    loop.turn()
+    assert not answers, "the only step is under way"
+    loop.turn()
+    assert answers == [CommandDone(1, BROKEN_ERROR, EngineState())]
+    assert rig.core.is_broken
+
+
 @pytest.mark.parametrize(
     "message",
     [Hello(), add("new", prompt(3)), ProtocolError("damaged", RequestId("new"))],
@@ -293,7 +340,7 @@ def test_requests_of_a_client_are_aborted_if_any_reply_to_it_finds_it_gone(messa
     handled: list[object] = []
 
     class Core:
-        has_work = True
+        has_work, is_broken = True, False
         control = SimpleNamespace(adapters=None)
         page_changes = None
 
