@@ -20,8 +20,8 @@ class StepLimits:
         self._full = (self.max_tokens, self.max_rows)
 
     def shrink(self, buckets: Buckets, plan: Plan) -> bool:
-        """Allow only programs smaller than that of `plan`; False if that changes nothing: there is none, or a larger one was not
-        allowed before, as for an image whose tokens stay together."""
+        """Allow only programs smaller than that of `plan`. Return False if no limit changes: no program is smaller, or the plan
+        exceeded its limit already, for an image whose tokens stay together."""
         before = self.max_tokens, self.max_rows
         has_single_tokens = plan.kind in ("decode", "speculate")
         sizes = buckets.decode if has_single_tokens else buckets.mixed
