@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxserve.frontend.embedding import (
@@ -16,9 +16,6 @@ from jaxserve.frontend.embedding import (
     vectors_of,
 )
 from jaxserve.frontend.frontend import Frontend
-from jaxserve.llm.background import Background
-from jaxserve.llm.progress import progress
-from jaxserve.llm.prompts import Prompt, listed_prompt, listed_prompts
 from jaxserve.llm.results import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -104,61 +101,3 @@ async def score_all(
         ScoringRequestOutput(prompt_token_ids=ids, outputs=ScoringOutput(score))
         for ids, score in zip(pairs.token_ids, scores, strict=True)
     ]
-
-
-class EmbeddingCalls:
-    """Methods of `LLM` for models that embed, score or label texts."""
-
-    _engine: Background[Frontend]
-
-    def embed(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        *,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        truncate_prompt_tokens: int | None = None,
-        prompt_name: str | None = None,
-        progress_bar: bool = True,
-    ) -> list[EmbeddingRequestOutput]:
-        """Return the vectors of one prompt or many (texts or token ids). Needs an encoder, or `task="embed"`.
-
-        The options are those of /v1/embeddings. Order, checks and errors are those of `generate`.
-        """
-        listed = listed_prompts(prompts, listed_prompt)
-        with progress(len(listed), progress_bar) as on_done:
-            return self._engine.call(
-                lambda frontend: embed_all(
-                    frontend, listed, dimensions, normalize, truncate_prompt_tokens, prompt_name, on_done
-                )
-            )
-
-    def classify(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        *,
-        truncate_prompt_tokens: int | None = None,
-        progress_bar: bool = True,
-    ) -> list[ClassificationRequestOutput]:
-        """Return the label of one prompt or many (texts or token ids), with the probabilities of all. Needs a classifier."""
-        listed = listed_prompts(prompts, listed_prompt)
-        with progress(len(listed), progress_bar) as on_done:
-            return self._engine.call(lambda frontend: classify_all(frontend, listed, truncate_prompt_tokens, on_done))
-
-    def score(
-        self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
-        *,
-        truncate_prompt_tokens: int | None = None,
-        instruction: str | None = None,
-        progress_bar: bool = True,
-    ) -> list[ScoringRequestOutput]:
-        """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds.
-
-        instruction: for a reranker whose chat template shows a system message: what makes a document fit a query."""
-        first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
-        with progress(len(first) + len(second), progress_bar) as on_done:
-            return self._engine.call(
-                lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, instruction, on_done)
-            )

@@ -25,12 +25,15 @@ from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import CommandName, CommandOptions, PauseMode, StartupProgress
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.llm.background import Background
-from jaxserve.llm.embedding import EmbeddingCalls
+from jaxserve.llm.embedding import classify_all, embed_all, score_all
 from jaxserve.llm.generation import Work, chat_work, replayed, run_all, text_work
 from jaxserve.llm.progress import progress
-from jaxserve.llm.prompts import Prompt, listed_input, listed_prompts, params_of_each
+from jaxserve.llm.prompts import Prompt, listed_input, listed_prompt, listed_prompts, params_of_each
 from jaxserve.llm.results import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
     RequestOutput,
+    ScoringRequestOutput,
 )
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.llm.weight_arrays import arrays_file
@@ -65,7 +68,7 @@ ACCEPTED: Final = frozenset(
 ) - (_EXCLUDED)
 
 
-class LLM(EmbeddingCalls, contextlib.AbstractContextManager["LLM"]):
+class LLM(contextlib.AbstractContextManager["LLM"]):
     """A loaded model in a separate engine process, the same one that the server runs; this process imports no jax.
 
     Use it as a context manager, or call `close`; the end of the program ends the engine, too. Several threads may use
@@ -78,7 +81,9 @@ class LLM(EmbeddingCalls, contextlib.AbstractContextManager["LLM"]):
         Settings about HTTP are rejected; environment variables are not read. Raises ConfigError or another StartupError;
         then no process is left.
         """
-        self._start(llm_config(None if model is None else str(model), settings), "local", FakeOptions())
+        config = llm_config(None if model is None else str(model), settings)
+        self._engine = _started(config, "local", FakeOptions())
+        self._finalizer = weakref.finalize(self, self._engine.stop)
 
     @classmethod
     def from_config(
@@ -86,16 +91,9 @@ class LLM(EmbeddingCalls, contextlib.AbstractContextManager["LLM"]):
     ) -> LLM:
         """Return an LLM of a config. `executor="fake"` runs an engine without a model, for tests."""
         llm = cls.__new__(cls)
-        llm._start(config, executor, fake or FakeOptions())
+        llm._engine = _started(config, executor, fake or FakeOptions())
+        llm._finalizer = weakref.finalize(llm, llm._engine.stop)
         return llm
-
-    def _start(self, config: Config, executor: Literal["local", "fake"], fake: FakeOptions) -> None:
-        is_shown = sys.stderr.isatty()
-        with StartupDisplay() if is_shown else contextlib.nullcontext() as display:
-            on_progress = display.show if display is not None else lambda progress: None
-            self._engine = Background(engine_session(config, executor, fake, on_progress))
-            self._engine.start()
-        self._finalizer = weakref.finalize(self, self._engine.stop)
 
     def generate(
         self,
@@ -166,6 +164,58 @@ class LLM(EmbeddingCalls, contextlib.AbstractContextManager["LLM"]):
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         results = self.generate(whole, params, adapter=adapter, progress_bar=progress_bar)
         return [replayed(result, len(prompt)) for prompt, result in zip(prompts, results, strict=True)]
+
+    def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        progress_bar: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of one prompt or many (texts or token ids). Needs an encoder, or `task="embed"`.
+
+        The options are those of /v1/embeddings. Order, checks and errors are those of `generate`.
+        """
+        listed = listed_prompts(prompts, listed_prompt)
+        with progress(len(listed), progress_bar) as on_done:
+            return self._engine.call(
+                lambda frontend: embed_all(
+                    frontend, listed, dimensions, normalize, truncate_prompt_tokens, prompt_name, on_done
+                )
+            )
+
+    def classify(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        progress_bar: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the label of one prompt or many (texts or token ids), with the probabilities of all. Needs a classifier."""
+        listed = listed_prompts(prompts, listed_prompt)
+        with progress(len(listed), progress_bar) as on_done:
+            return self._engine.call(lambda frontend: classify_all(frontend, listed, truncate_prompt_tokens, on_done))
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+        progress_bar: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds.
+
+        instruction: for a reranker whose chat template shows a system message: what makes a document fit a query."""
+        first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
+        with progress(len(first) + len(second), progress_bar) as on_done:
+            return self._engine.call(
+                lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, instruction, on_done)
+            )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the default of `generate` and `chat`: SamplingParams with the checkpoint's recommended values."""
@@ -260,6 +310,16 @@ def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
     queue = {"max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED, "max_reply_memory": _UNLIMITED_BYTES}
     given = {**own, **settings, **queue}
     return load_config(flags=given if model is None else {"model": model, **given}, environ=caches_environment())
+
+
+def _started(config: Config, executor: Literal["local", "fake"], fake: FakeOptions) -> Background[Frontend]:
+    """Start an engine, and show its progress on stderr if it is a terminal."""
+    is_shown = sys.stderr.isatty()
+    with StartupDisplay() if is_shown else contextlib.nullcontext() as display:
+        on_progress = display.show if display is not None else lambda progress: None
+        engine = Background(engine_session(config, executor, fake, on_progress))
+        engine.start()
+    return engine
 
 
 @contextlib.asynccontextmanager

@@ -61,9 +61,7 @@ def test_snippets_ask_for_models_that_exist() -> None:
 
 def test_snippets_call_what_there_is_by_the_names_that_it_has() -> None:
     """A keyword of the Python API that does not exist would fail for a reader who pastes the snippet."""
-    methods = {
-        name: set(inspect.signature(found).parameters) for name, found in inspect.getmembers(LLM, inspect.isfunction)
-    }
+    methods = {name: set(inspect.signature(found).parameters) for name, found in vars(LLM).items() if callable(found)}
     known = {"LLM": set(ACCEPTED), "SamplingParams": set(SamplingParams.__dataclass_fields__), **methods}
     checked = 0
     for page in PAGES:
