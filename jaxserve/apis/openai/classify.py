@@ -7,31 +7,19 @@ import time
 import uuid
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from jaxserve.apis.openai.embeddings import EmbeddingUsage, InputFields, check_fields
+from jaxserve.apis.openai.embeddings import EmbeddingUsage, TextFields, check_texts
 from jaxserve.apis.routes import Call, Encoded, Route
 from jaxserve.apis.schema.common import UnixTime, version_header
 from jaxserve.apis.schema.encode import encode_in_parts
-from jaxserve.apis.schema.inputs import texts_or_ids
-from jaxserve.bounds import Bound
-from jaxserve.config import LimitsConfig
-from jaxserve.frontend.checks import check_bound
 from jaxserve.frontend.embedding import activated, check_total, encode_inputs, noting_departure, vectors_of
 
 
-class ClassifyRequest(InputFields, kw_only=True):
-    input: Annotated[
-        str | list[Any] | None,
-        Meta(description="A text, token ids, or a list of either.", extra_json_schema={"minItems": 1}),
-    ] = None
-    add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="False: texts do not get the model's special tokens, such as [CLS] and [SEP]. Default: true."),
-    ] = None
+class ClassifyRequest(TextFields, kw_only=True):
     use_activation: Annotated[
         bool | None,
         Meta(
@@ -56,19 +44,11 @@ class ClassifyReply(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-def check_classify(request: ClassifyRequest, limits: LimitsConfig) -> list[str | list[int]]:
-    """Check what needs neither model nor tokenizer; returns the inputs."""
-    inputs = texts_or_ids("input", request.input)
-    check_bound(Bound("items", 1, "max_inputs"), "input", inputs, limits)
-    check_fields(request)
-    return inputs
-
-
 @partial(Route, "POST", "/classify", tag="Scores", reply=ClassifyReply)
 async def classify(call: Call, body: ClassifyRequest) -> Encoded:
     """Give each text the probabilities of the model's labels."""
     frontend = call.frontend
-    inputs = await call.off_loop(check_classify, body, frontend.limits)
+    inputs = await call.off_loop(check_texts, body, frontend.limits)
     frontend.require_model(body.model)
     model_info, model = frontend.require_labels()
     texts = await encode_inputs(

@@ -51,11 +51,20 @@ class InputFields(msgspec.Struct, kw_only=True):
     request_id: OwnId = None
 
 
-class EmbeddingRequest(InputFields, kw_only=True):
+class TextFields(InputFields, kw_only=True):
+    """A text, or several, each of which the model reads alone."""
+
     input: Annotated[
         str | list[Any] | None,
         Meta(description="A text, token ids, or a list of either.", extra_json_schema={"minItems": 1}),
     ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="False: texts do not get the model's special tokens, such as [CLS] and [SEP]. Default: true."),
+    ] = None
+
+
+class EmbeddingRequest(TextFields, kw_only=True):
     encoding_format: Annotated[
         EncodingFormat | None,
         Meta(description="`base64`: little-endian 32-bit floats. `float`: JSON numbers. Default: `float`."),
@@ -66,10 +75,6 @@ class EmbeddingRequest(InputFields, kw_only=True):
         Meta(
             description="Return only this many first numbers of each vector, normalised again if the whole vector was."
         ),
-    ] = None
-    add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="False: texts do not get the model's special tokens, such as [CLS] and [SEP]. Default: true."),
     ] = None
     prompt_name: Annotated[
         str | None,
@@ -104,11 +109,17 @@ class EmbeddingReply(msgspec.Struct, kw_only=True):
 
 def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> list[str | list[int]]:
     """Check what needs neither model nor tokenizer; returns the inputs."""
+    inputs = check_texts(request, limits)
+    if request.normalize is not None and request.use_activation not in (None, request.normalize):
+        raise invalid("use_activation", "it is another name for 'normalize', which says the opposite")
+    return inputs
+
+
+def check_texts(request: TextFields, limits: LimitsConfig) -> list[str | list[int]]:
+    """Check what needs neither model nor tokenizer; returns the inputs."""
     inputs = texts_or_ids("input", request.input)
     check_bound(Bound("items", 1, "max_inputs"), "input", inputs, limits)
     check_fields(request)
-    if request.normalize is not None and request.use_activation not in (None, request.normalize):
-        raise invalid("use_activation", "it is another name for 'normalize', which says the opposite")
     return inputs
 
 
