@@ -65,7 +65,11 @@ class ModelConfig:
     enable_return_routed_experts: bool = option(
         False, help="let requests ask for the experts that their tokens chose (`return_routed_experts`)"
     )
-    task: Task = option("auto", help="generate: text; embed: vectors of texts; auto: embed for encoders, else generate")
+    task: Task = option(
+        "auto",
+        help="generate: text; embed: vectors, scores or labels of texts; auto: embed for encoders and for models that score or label, "
+        "else generate",
+    )
     pooling: PoolingChoice = option(
         "auto",
         help="how a text's vector is made from its tokens' vectors; auto: the checkpoint's modules.json, else last for "
