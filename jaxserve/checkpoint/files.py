@@ -14,6 +14,8 @@ from jaxserve.errors import CheckpointError, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """Largest header of either format: the biggest real ones (262k-token vocabularies) are near 15 MB."""
+INDEX_FILE: Final = "model.safetensors.index.json"
+"""File that names the shard of each tensor."""
 MODEL_OPTIMIZER: Final = "hf_quant_config.json"
 """File in which NVIDIA's Model Optimizer describes the quantisation; its later versions write it into config.json as well."""
 _QUANTIZATION: Final = "quantization_config"

@@ -17,7 +17,7 @@ from jaxserve.checkpoint.drafters.eagle import eagle_config, with_head_names
 from jaxserve.checkpoint.drafters.gemma4 import assistant_config
 from jaxserve.checkpoint.drafters.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.files import MODEL_OPTIMIZER, read_config, read_object
+from jaxserve.checkpoint.files import INDEX_FILE, MODEL_OPTIMIZER, read_config, read_object
 from jaxserve.checkpoint.gguf.factors import check_not_multiplied
 from jaxserve.checkpoint.parts import (
     split_fused,
@@ -48,7 +48,6 @@ from jaxserve.quant.registry import read_form
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
 _SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
 _NEEDS_SCALES: Final = "F8_E4M3"
 """A stored dtype that means nothing without a scale."""
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
@@ -122,7 +121,7 @@ def open_assistant(directory: Path, families: Collection[Family]) -> Checkpoint:
 
 def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCheckpoint:
     """Open a directory with all tensors under the names that they have there."""
-    index = directory / _INDEX_FILE
+    index = directory / INDEX_FILE
     if (directory / _SINGLE_FILE).is_file():
         shards = {directory / _SINGLE_FILE: open_safetensors(directory / _SINGLE_FILE)}
         tensors = {name: _info(shard, name) for shard in shards.values() for name in shard.tensors}
@@ -151,7 +150,7 @@ def huggingface_files(directory: Path) -> dict[str, Path]:
 
     Raises CheckpointError in one line.
     """
-    single, index = directory / _SINGLE_FILE, directory / _INDEX_FILE
+    single, index = directory / _SINGLE_FILE, directory / INDEX_FILE
     files = [single] if single.is_file() else [index, *sorted(set(_weight_map(index).values()))]
     configs = [directory / name for name in ("config.json", MODEL_OPTIMIZER)]
     return {file.name: file for file in (*files, *filter(Path.is_file, configs))}
@@ -280,7 +279,7 @@ def _no_weights(directory: Path) -> str:
         return f"{directory}: expected {_SINGLE_FILE}, found GGUF files; give one of them, such as {gguf_files[0]}"
     if any(file.suffix in _PICKLE_SUFFIXES for file in files):
         return f"{directory} has only pickle weights; convert to safetensors (pickle files can run code)"
-    return f"{directory}: expected {_SINGLE_FILE} or {_INDEX_FILE}, found neither"
+    return f"{directory}: expected {_SINGLE_FILE} or {INDEX_FILE}, found neither"
 
 
 def _info(shard: SafetensorsFile, name: str) -> TensorInfo:

@@ -6,9 +6,10 @@ import glob
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
-from jaxserve.checkpoint.files import MODEL_OPTIMIZER, TIKTOKEN, expect_tokenizer_files
+from jaxserve.checkpoint.files import INDEX_FILE, MODEL_OPTIMIZER, TIKTOKEN, expect_tokenizer_files, read_object
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
 from jaxserve.checkpoint.sentence.folders import transformer_folder
 from jaxserve.config.images import ImagesConfig
@@ -28,7 +29,8 @@ _TEXT_PATTERNS = [
 ]
 _MODULE_CONFIGS = ["modules.json", "sentence_bert_config.json", "[0-9]_*/config.json"]
 """Files of sentence-transformers that describe what comes after a model."""
-_DIRECTORY_PATTERNS = ["model*.safetensors", "[0-9]_*/model*.safetensors", *_TEXT_PATTERNS]
+_SHARDS = "model*.safetensors"
+_DIRECTORY_PATTERNS = [_SHARDS, f"[0-9]_*/{_SHARDS}", *_TEXT_PATTERNS]
 """Files of a safetensors model: no pickle, no second copy of the weights."""
 _IGNORED_PATTERNS = ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"]
 """Subdirectories except sentence-transformers' modules, such as `1_Pooling`, and `additional_chat_templates`: a `*` also matches
@@ -67,21 +69,30 @@ def resolve(
     repository, file_name = hub_id(model)
     described = _DIRECTORY_PATTERNS if weights else _CONFIG_PATTERNS
     patterns = [glob.escape(file_name)] if file_name else described
-    if weights and needs_tokenizer and file_name is None:
-        texts = transformer_folder(_download(repository, revision, _TEXT_PATTERNS, progress))
-        expect_tokenizer_files(texts, f"model {repository}")
+    if weights and file_name is None:
+        texts = _download(repository, revision, _TEXT_PATTERNS, progress)
+        if needs_tokenizer:
+            expect_tokenizer_files(transformer_folder(texts), f"model {repository}")
+        patterns = [*described, *_other_shards(texts / INDEX_FILE)]
     snapshot = _download(repository, revision, patterns, progress)
     if file_name is None:
         snapshot = transformer_folder(snapshot)
         if weights and not any(snapshot.glob("*.safetensors")):
             raise CheckpointError(
-                f"model {model}: expected model*.safetensors in the repository, found none (pickle weights are not "
+                f"model {model}: expected {_SHARDS} in the repository, found none (pickle weights are not "
                 f"read); choose a repository with safetensors, or one GGUF file as {repository}:FILE.gguf"
             )
         return snapshot
     if not (snapshot / file_name).is_file():
         raise CheckpointError(f"model {model}: expected {shown(file_name)} in the repository, found no such file")
     return snapshot / file_name
+
+
+def _other_shards(index: Path) -> list[str]:
+    """Return patterns of the shards that an index names and `_SHARDS` does not match, such as `layers-0.safetensors` of Qwen3.6 in FP8."""
+    table = read_object(index).get("weight_map") if index.is_file() else None
+    names = table.values() if isinstance(table, dict) else ()
+    return sorted({glob.escape(name) for name in names if isinstance(name, str) and not fnmatch(name, _SHARDS)})
 
 
 def resolve_tower(images: ImagesConfig, *, progress: bool = False) -> Path | None:

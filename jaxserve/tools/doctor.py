@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from jaxserve.checkpoint.files import INDEX_FILE
 from jaxserve.checkpoint.source import hub_id, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
@@ -277,7 +278,7 @@ def _cached_weights(folder: Path, revision: str, file: str | None) -> tuple[Sequ
     commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else revision
     snapshot = folder / "snapshots" / commit
     names = [file] if file else ["model.safetensors"]
-    index = snapshot / "model.safetensors.index.json"
+    index = snapshot / INDEX_FILE
     if file is None and not (snapshot / names[0]).is_file() and index.is_file():
         try:
             names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))

@@ -161,6 +161,29 @@ def test_a_repository_is_downloaded_with_pooling_and_chat_templates_but_no_secon
     assert list(fetched) == files
 
 
+def test_shards_are_fetched_under_the_names_that_the_index_has(hub: FakeHub) -> None:
+    (hub.snapshot / "layers-0.safetensors").touch()
+    shards = {
+        "a": "layers-0.safetensors",
+        "b": "mtp.safetensors",
+        "c": "model-1-of-1.safetensors",
+        "d": "x[1].safetensors",
+    }
+    index = hub.snapshot / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    for needs_tokenizer in (True, False):
+        resolve("owner/name", needs_tokenizer=needs_tokenizer)
+        call = hub.calls[-1]
+        fetched = filter_repo_objects(
+            [*shards.values(), "other.safetensors", "outer/mtp.safetensors"],
+            allow_patterns=call["allow_patterns"],
+            ignore_patterns=call["ignore_patterns"],
+        )
+        assert list(fetched) == list(shards.values())
+    index.write_text("{")
+    assert rejection("owner/name").startswith(f"{index}: expected JSON, found")
+
+
 def test_hub_file_fetches_that_file_only(hub: FakeHub) -> None:
     (hub.snapshot / "Tiny[1].Q4_K_M.gguf").touch()
     assert resolve("owner/name:Tiny[1].Q4_K_M.gguf", progress=False) == hub.snapshot / "Tiny[1].Q4_K_M.gguf"
