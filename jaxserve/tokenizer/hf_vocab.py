@@ -33,6 +33,9 @@ _BERT_SETTINGS: Final = {
     "subword_tokenizer_type": "wordpiece",
     "do_basic_tokenize": True,
 }
+_WITH_FLAGS: Final = ("CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "LlamaTokenizer")
+"""Tokenizers of transformers, without "Fast", whose `add_bos_token` and `add_eos_token` counted before version 5, whatever
+tokenizer.json adds: that of e5-mistral has no EOS, that of DeepSeek-R1 no BOS."""
 _CONTROL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -45,6 +48,7 @@ def read_hf_tokenizer(directory: Path) -> TokenizerSource:
     backend = _backend(directory, config)
     special_tokens = _special_tokens(directory, config)
     ids = {name: backend.token_to_id(text) for name, text in special_tokens.items()}
+    _set_ends(directory, config, backend, ids)
     return TokenizerSource(
         origin=str(directory),
         backend=backend,
@@ -166,6 +170,25 @@ def _word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     backend.decoder = decoders.WordPiece()
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in _CONTROL])
     return backend
+
+
+def _set_ends(
+    directory: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer, ids: Mapping[str, int | None]
+) -> None:
+    """Let texts begin with BOS and end with EOS as tokenizer_config.json says, if it is one of `_WITH_FLAGS` and says anything of them."""
+    name, flags = str(config.get("tokenizer_class")).removesuffix("Fast"), {"bos": True, "eos": False}
+    if name not in _WITH_FLAGS or all(config.get(f"add_{end}_token") is None for end in flags):
+        return
+    path = directory / "tokenizer.json"
+    wanted = {end for end, default in flags.items() if _switch(path, config, f"add_{end}_token", default)}
+    found = {end: token_id for end in flags if end in wanted and (token_id := ids.get(f"{end}_token")) is not None}
+    first, second = (
+        [f"{part}:{place}" for part in ("bos", text, "eos") if part == text or part in found]
+        for place, text in enumerate(("$A", "$B"))
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single=first, pair=[*first, *second], special_tokens=list(found.items())
+    )
 
 
 def _switch(path: Path, config: Mapping[str, Any], key: str, default: bool | None) -> Any:

@@ -77,6 +77,37 @@ def test_special_tokens_are_strings_or_objects_in_either_file(directory: Path) -
     assert loaded.chat_templates.render(USER) == "<|endoftext|> <|im_start|>"
 
 
+@pytest.mark.parametrize(
+    ("changes", "single", "pair"),
+    [
+        ({"add_eos_token": True}, "[a]", "[a][b]"),
+        ({"add_bos_token": True, "add_eos_token": False}, "[a", "[a[b"),
+        ({"add_bos_token": False, "add_eos_token": None}, "a", "ab"),
+        ({"add_bos_token": True, "eos_token": None}, "[a", "[a[b"),
+        ({"add_bos_token": None}, "a", "ab"),
+        ({"add_bos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}, "a", "ab"),
+    ],
+)
+def test_texts_begin_and_end_as_a_llama_tokenizer_says(
+    directory: Path, changes: dict[str, Any], single: str, pair: str
+) -> None:
+    """Test a tokenizer.json that adds nothing. [ is BOS, ] is EOS."""
+    change_config(directory, tokenizer_class="LlamaTokenizerFast")
+    change_config(directory, **changes)
+    loaded = load_tokenizer(directory)
+    letters = {"[": 1, "]": 2} | {letter: loaded.encode(letter, add_special_tokens=False)[0] for letter in "ab"}
+    assert loaded.encode("a") == [letters[sign] for sign in single]
+    assert loaded.encode("a", add_special_tokens=False) == [letters["a"]]
+    [(ids, _)] = loaded.encode_pairs([("a", "b")], None)
+    assert ids == [letters[sign] for sign in pair]
+
+
+def test_a_flag_of_a_llama_tokenizer_is_true_or_false(directory: Path) -> None:
+    change_config(directory, tokenizer_class="LlamaTokenizer", add_eos_token="yes")
+    with pytest.raises(CheckpointError, match="add_eos_token: expected true or false, found 'yes'"):
+        load_tokenizer(directory)
+
+
 def test_chat_templates_come_from_the_first_of_option_file_and_config(directory: Path, tmp_path: Path) -> None:
     assert load_tokenizer(directory).chat_templates.render(USER).startswith("<|im_start|>user")
     change_config(
