@@ -83,6 +83,19 @@ def test_mistral_window_applies_to_every_layer_and_null_is_none() -> None:
     assert decoder_config(of("Mistral", sliding_window=None)) == PLAIN_DECODER
 
 
+@pytest.mark.parametrize("architecture", ["Cohere", "Cohere2"])
+def test_command_r_serves_the_length_of_either_key(architecture: str) -> None:
+    assert decoder_config(of(architecture, model_max_length=4096)).max_position == 4096
+    assert decoder_config(of(architecture, model_max_length=64)).max_position == 512
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2", "Qwen3Moe"])
+def test_dual_chunk_attention_serves_texts_of_one_chunk(architecture: str) -> None:
+    chunks = {"chunk_size": 256, "local_size": 8, "original_max_position_embeddings": 256}
+    assert decoder_config(of(architecture, dual_chunk_attention_config=chunks)).max_position == 256
+    assert decoder_config(of(architecture, dual_chunk_attention_config=None)).max_position == 512
+
+
 def test_qwen2_has_a_bias_on_q_k_and_v_only() -> None:
     assert decoder_config(of("Qwen2")) == replace(PLAIN_DECODER, qkv_bias=True)
 

@@ -35,8 +35,7 @@ def read_rope(keys: Keys, head_dim: int, *, is_partial: bool = False) -> Rope:
     length: up to there it changes nothing, and beyond it cached keys would need other frequencies.
     is_partial: True if the family reads `partial_rotary_factor`; otherwise the whole head must rotate.
     """
-    declared = keys.integer("max_position_embeddings", MAX_POSITION)
-    table = _table(keys)
+    declared, table = _declared(keys), _table(keys)
     theta = (table if "rope_theta" in table.table else keys).number("rope_theta", low=1.0)
     if is_partial:
         rotary_dim = _rotary_dim(table if "partial_rotary_factor" in table.table else keys, head_dim)
@@ -44,6 +43,18 @@ def read_rope(keys: Keys, head_dim: int, *, is_partial: bool = False) -> Rope:
         return scaled if rotary_dim == head_dim else replace(scaled, rotary_dim=rotary_dim)
     table.require("partial_rotary_factor", 1.0, None)
     return _scaled(keys, table, theta, declared, head_dim)
+
+
+def _declared(keys: Keys) -> int:
+    """Return the declared length. With dual chunk attention (Qwen2.5-1M, arXiv 2501.15383), which is not computed, it is that of a chunk,
+    within which attention is as in other models."""
+    declared, name = keys.integer("max_position_embeddings", MAX_POSITION), "dual_chunk_attention_config"
+    table = keys.get(name)
+    if not table:
+        return declared
+    if not isinstance(table, dict):
+        raise keys.error(name, "a table")
+    return min(declared, Keys(table, f"{name}.").integer("chunk_size", MAX_POSITION))
 
 
 def _scaled(keys: Keys, table: Keys, theta: float, declared: int, rotary_dim: int) -> Rope:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
@@ -12,6 +12,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._cohere_vision import cohere_vision
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import MAX_POSITION
 
 DEFAULTS = dict(
     LAYER_NORM_DEFAULTS,
@@ -21,6 +22,8 @@ DEFAULTS = dict(
     use_qk_norm=False,
     tie_word_embeddings=True,
 )
+_LENGTH: Final = "max_position_embeddings"
+_LONGER: Final = "model_max_length"
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -33,7 +36,13 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 def cohere(
     keys: Keys, layers: tuple[LayerConfig, ...], *, computed: tuple[str, ...] = (), eps_key: str = "layer_norm_eps"
 ) -> DecoderConfig:
-    """Build the features that Command R and Cohere 2 share, also with experts. computed, eps_key: those of `build`."""
+    """Build the features that Command R and Cohere 2 share, also with experts. computed, eps_key: those of `build`.
+
+    The first Command R models declare their context in `model_max_length`, and a shorter one in `max_position_embeddings`.
+    """
+    if keys.get(_LONGER) is not None:
+        length = max(keys.integer(key, MAX_POSITION) for key in (_LONGER, _LENGTH))
+        keys = replace(keys, table={**keys.table, _LENGTH: length})
     config = build(keys, layers=layers, computed=("logit_scale", *computed), eps_key=eps_key)
     return replace(
         config,
