@@ -83,6 +83,11 @@ def test_mistral_window_applies_to_every_layer_and_null_is_none() -> None:
     assert decoder_config(of("Mistral", sliding_window=None)) == PLAIN_DECODER
 
 
+def test_phi_moe_has_one_window_for_all_layers() -> None:
+    windows = {layer.sliding_window for layer in decoder_config(of("Phimoe", sliding_window=8)).layers}
+    assert windows == {8}
+
+
 @pytest.mark.parametrize("architecture", ["Cohere", "Cohere2"])
 def test_command_r_serves_the_length_of_either_key(architecture: str) -> None:
     assert decoder_config(of(architecture, model_max_length=4096)).max_position == 4096

@@ -456,7 +456,6 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("MiniMaxM3VL", {"moe_layer_freq": 1}, "moe_layer_freq is 1; supported: 0 or 1 for each of the 2 layers"),
         ("Phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1; supported: 2"),
         ("Qwen2", {"dual_chunk_attention_config": True}, "dual_chunk_attention_config is true; supported: a table"),
-        ("Phimoe", {"sliding_window": 511}, "sliding_window is 511; supported: null, or at least max_position"),
         ("HunYuanDenseV1", {"use_cla": True}, "use_cla is true; supported: false or null"),
         (
             "Mistral4",

@@ -10,7 +10,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, WINDOW, GGUFArchitecture, GGUFKeys
 from jaxserve.checkpoint.gguf.routing import SOFTMAX, check_gating
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
@@ -28,25 +28,16 @@ DEFAULTS = dict(
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """LayerNorm, biases of attention and of the output head, and two experts a token chosen by SparseMixer."""
+    """LayerNorm, biases of attention and of the output head, one window for all layers, and two experts a token chosen by SparseMixer."""
     keys = _with_one_factor(Keys({**DEFAULTS, "router_jitter_noise": 0.01, **hf}))
     keys.require("num_experts_per_tok", 2)
-    _require_inert_window(keys)
     experts = replace(
         read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=False),
         score="sparse_mixer",
         margin=2 * keys.number("router_jitter_noise"),
     )
-    layers = all_with_experts(full_layers(Keys({**keys.table, "sliding_window": None})), experts)
-    config = build(keys, layers=layers, computed=COUNT_KEYS)
+    config = build(keys, layers=all_with_experts(uniform_layers(keys), experts), computed=COUNT_KEYS)
     return replace(config, norm_kind="layer_with_bias", lm_head_bias=keys.flag("lm_head_bias"))
-
-
-def _require_inert_window(keys: Keys) -> None:
-    """Reject a sliding window that is shorter than the longest text; published ones are as long."""
-    window, longest = keys.get("sliding_window"), keys.get("max_position_embeddings")
-    if window is not None and (not isinstance(window, int) or not isinstance(longest, int) or window < longest):
-        raise keys.error("sliding_window", "null, or at least max_position_embeddings")
 
 
 def _with_one_factor(keys: Keys) -> Keys:
