@@ -166,11 +166,11 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
     family = next((family for family in families if _is_text_part(family, name, text)), None)
     if family is None:
         return config
-    shared = {key: config[key] for key in _SHARED_KEYS if key in config}
+    shared = {key: config[key] for key in _SHARED_KEYS if key in config and text.get(key) is None}
     whole = {key: value for key, value in config.items() if key != "text_config"}
     # transformers ties by the outer key, by that of the text part, or by either, and saves them apart.
     tied = {TIED: True} if config.get(TIED) is True or text.get(TIED) is True else {}
-    return {**shared, **text, **tied, "architectures": [family.architectures[0]], MULTIMODAL: whole}
+    return {**text, **shared, **tied, "architectures": [family.architectures[0]], MULTIMODAL: whole}
 
 
 def is_tied_in_part(config: Mapping[str, Any]) -> bool:

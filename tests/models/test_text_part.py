@@ -336,3 +336,9 @@ def test_names_of_hyperclovax_are_read_as_published() -> None:
     assert text_name(f"{prefix}model.layers.0.post_norm1.weight") == "model.layers.0.post_norm1.weight"
     assert text_name(f"{prefix}lm_head.weight") == text_name("lm_head.weight") == "lm_head.weight"
     assert vision_name("model.vision_projector.bias") == vision_name("model.projector.bias")
+
+
+def test_a_null_of_the_text_part_leaves_the_value_of_the_whole_config() -> None:
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "vision_config": {}}
+    for text, expected in ({"eos_token_id": None}, [1, 106]), ({"eos_token_id": 1}, 1):
+        assert text_config({**whole, "text_config": text}, families())["eos_token_id"] == expected
