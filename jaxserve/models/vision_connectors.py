@@ -160,7 +160,6 @@ class ActivatedConnector(nnx.Module):
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         width, self.block = config.connector_width, config.block
         assert width is not None, "a connector with layers of a width of their own"
-        self.block = config.block
         self.fc1 = Linear(width, config.block * config.hidden_size, (None, None), policy)
         self.fc2 = Linear(width, width, (None, None), policy)
         self.linear_1 = Linear(config.output_size, width, (None, None), policy)

@@ -128,6 +128,14 @@ def num_layers(keys: Keys) -> int:
     return keys.integer("num_hidden_layers", MAX_LAYERS)
 
 
+def listed_layers(keys: Keys, key: str, count: int) -> list[int]:
+    """Read a list of layers by their numbers; null is none."""
+    found = keys.get(key) or []
+    if not isinstance(found, list) or any(type(index) is not int or index not in range(count) for index in found):
+        raise keys.error(key, f"a list of layers from 0 to {count - 1}")
+    return found
+
+
 def full_layers(keys: Keys) -> tuple[LayerConfig, ...]:
     """Return layers with full attention; reject a config with sliding windows."""
     keys.require("sliding_window", None)

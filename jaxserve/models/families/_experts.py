@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from jaxserve.model_config.decoder import LayerConfig
 from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH
+from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, listed_layers
 from jaxserve.models.families._keys import Keys
 
 COUNT_KEYS = ("num_experts", "num_local_experts")
 """Keys for the number of experts: transformers reads either."""
+PART_NAMES: Final = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+"""Our names of the matrices of a feed-forward block by Llama's first ones."""
 MAX_EXPERTS = 4096
 """Far above every published model."""
 MAX_SHARED = 64
@@ -32,9 +35,7 @@ def read_experts(keys: Keys, count_key: str, width_key: str, *, is_normalized: b
 
 def some_with_experts(keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsConfig) -> tuple[LayerConfig, ...]:
     """Add experts to every `decoder_sparse_step`-th layer except those of `mlp_only_layers`."""
-    step, dense = keys.integer("decoder_sparse_step", MAX_LAYERS), keys.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or any(type(index) is not int or index not in range(len(layers)) for index in dense):
-        raise keys.error("mlp_only_layers", f"a list of layers from 0 to {len(layers) - 1}")
+    step, dense = keys.integer("decoder_sparse_step", MAX_LAYERS), listed_layers(keys, "mlp_only_layers", len(layers))
     return tuple(
         replace(layer, experts=experts) if (index + 1) % step == 0 and index not in dense else layer
         for index, layer in enumerate(layers)
@@ -64,6 +65,15 @@ def dense_or_sparse(keys: Keys, layers: tuple[LayerConfig, ...], experts: Expert
     return tuple(
         replace(layer, experts=experts) if name == "sparse" else layer
         for layer, name in zip(layers, names, strict=True)
+    )
+
+
+def read_qwen_experts(keys: Keys, *, is_normalized: bool) -> ExpertsConfig:
+    """Read Qwen's experts with softmax routers, and a gated shared one of a width of its own."""
+    return replace(
+        read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=is_normalized),
+        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
+        has_shared_gate=True,
     )
 
 

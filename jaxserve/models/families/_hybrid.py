@@ -115,14 +115,16 @@ def qwen_hybrid(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
 
 def read_mamba(keys: Keys, width: int, *, norm: Literal["gate_first", "norm_first", "none"]) -> Mamba2Config:
     """Read a Mamba-2 mixer whose heads are `width` wide together."""
+    heads = keys.names.get("mamba_n_heads", "mamba_n_heads")
     num_heads = keys.integer("mamba_n_heads", MAX_HEADS)
     given = keys.get("mamba_d_head")
     head_dim = width // num_heads if given == "auto" else keys.integer("mamba_d_head", MAX_HEAD_DIM)
     if num_heads * head_dim != width:
-        raise keys.error("mamba_d_head", f"the width {width} of the heads over mamba_n_heads ({num_heads})")
+        raise keys.error("mamba_d_head", f"the width {width} of the heads over {heads} ({num_heads})")
     num_groups = keys.integer("mamba_n_groups", MAX_GROUPS)
     if num_heads % num_groups:
-        raise keys.error("mamba_n_groups", f"a divisor of mamba_n_heads ({num_heads})")
+        raise keys.error("mamba_n_groups", f"a divisor of {heads} ({num_heads})")
+    low, high = step_bounds(keys)
     return Mamba2Config(
         num_heads=num_heads,
         head_dim=head_dim,
@@ -132,8 +134,8 @@ def read_mamba(keys: Keys, width: int, *, norm: Literal["gate_first", "norm_firs
         has_bias=keys.flag("mamba_proj_bias"),
         has_conv_bias=keys.flag("mamba_conv_bias"),
         norm=norm,
-        min_step=step_bounds(keys)[0],
-        max_step=step_bounds(keys)[1],
+        min_step=low,
+        max_step=high,
     )
 
 

@@ -321,7 +321,7 @@ def read_sections(
     keys = Keys({"mrope_section": list(default), **table}, "rope_parameters.")
     time, rows, columns = map(int, keys.numbers("mrope_section", 3))
     count = (decoder.rotary_dim or decoder.head_dim) // 2
-    if layout == "chunks" and (min(time, rows, columns) < 0 or time + rows + columns != count):
+    if layout == "chunks" and time + rows + columns != count:
         raise keys.error("mrope_section", f"sections of the {count} rotating frequencies")
     if layout == "interleaved" and 3 * max(rows, columns) > count + 2:
         raise keys.error("mrope_section", "sections that a third of the rotating frequencies can hold")

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, build
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, listed_layers, num_layers
 from jaxserve.models.families._hybrid import MAMBA_DEFAULTS, hybrid_layers, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 
@@ -23,12 +23,8 @@ DEFAULTS = dict(
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with Mamba-2 mixers in all layers but those of `attn_layer_indices`."""
     keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.5, "max_position_embeddings": 262_144, **hf})
-    count = keys.integer("num_hidden_layers", MAX_LAYERS)
-    attention = keys.get("attn_layer_indices") or []
-    if not isinstance(attention, list) or any(
-        type(index) is not int or index not in range(count) for index in attention
-    ):
-        raise keys.error("attn_layer_indices", f"a list of layers from 0 to {count - 1}")
+    count = num_layers(keys)
+    attention = listed_layers(keys, "attn_layer_indices", count)
     names = ["full_attention" if index in attention else "linear_attention" for index in range(count)]
     mamba = read_mamba(keys, mamba_width(keys), norm="gate_first")
     config = build(

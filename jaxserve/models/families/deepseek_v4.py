@@ -21,7 +21,7 @@ from jaxserve.models.families._common import (
     build,
     num_layers,
 )
-from jaxserve.models.families._experts import COUNT_KEYS, read_experts, with_clamp
+from jaxserve.models.families._experts import COUNT_KEYS, PART_NAMES, read_experts, with_clamp
 from jaxserve.models.families._hyper import HYPER_NAMES, MAX_STREAMS
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION
@@ -258,9 +258,7 @@ FAMILY = Family(
         "wgate": "gate_proj",
         "wo_a": "o_a_proj",
         "wo_b": "o_b_proj",
-        "w1": "gate_proj",
-        "w2": "down_proj",
-        "w3": "up_proj",
+        **PART_NAMES,
         "scale": "weight_scale_inv",
     },
     stacked_experts="halves",

@@ -14,7 +14,7 @@ from jaxserve.checkpoint.gguf.factors import MULTIPLIED
 from jaxserve.checkpoint.gguf.mamba import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import Mamba2Config
-from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build
+from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_WIDTH, build, num_layers
 from jaxserve.models.families._hybrid import MAMBA_DEFAULTS, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 
@@ -49,7 +49,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys = Keys({**DEFAULTS, "max_position_embeddings": 8192, **hf, **factors})
     for key in ("attention_bias", "projectors_bias", "mamba_proj_bias"):
         keys.require(key, False)
-    layers = (LayerConfig(recurrent=_mamba(keys)),) * keys.integer("num_hidden_layers", MAX_LAYERS)
+    layers = (LayerConfig(recurrent=_mamba(keys)),) * num_layers(keys)
     config = build(keys, layers=layers, computed=("mlp_bias", "embedding_multiplier"))
     own = keys.number("attention_in_multiplier")
     gate, out = keys.numbers("mlp_multipliers", 2)

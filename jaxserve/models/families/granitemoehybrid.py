@@ -11,7 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no
 from jaxserve.checkpoint.gguf.mamba import TENSOR_NAMES, mamba_config
 from jaxserve.checkpoint.gguf.mixers import mixed_layers
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, build
+from jaxserve.models.families._common import MAX_WIDTH, build, num_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._hybrid import MAMBA_DEFAULTS, hybrid_layers, layer_names, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
@@ -52,7 +52,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
-    default = ["linear_attention"] * keys.integer("num_hidden_layers", MAX_LAYERS)
+    default = ["linear_attention"] * num_layers(keys)
     mamba = read_mamba(keys, mamba_width(keys), norm="gate_first")
     layers = hybrid_layers(keys, layer_names(keys, default), "linear_attention", mamba)
     has_rope = keys.get("position_embedding_type") == "rope"

@@ -15,7 +15,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import KimiDeltaConfig
 from jaxserve.models.families import _latent
 from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, num_layers
-from jaxserve.models.families._experts import dense_or_sparse, read_routed_experts
+from jaxserve.models.families._experts import PART_NAMES, dense_or_sparse, read_routed_experts
 from jaxserve.models.families._hybrid import MAX_TAPS, hybrid_layers, layer_names
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._latent import latent_decoder
@@ -145,9 +145,7 @@ FAMILY = Family(
         "self_attn.o_norm": "self_attn.norm",
         "self_attn.forget_gate": "self_attn",
         "block_sparse_moe": "mlp",
-        "w1": "gate_proj",
-        "w2": "down_proj",
-        "w3": "up_proj",
+        **PART_NAMES,
     },
     config_renames=_delta_names,
     gguf=GGUFArchitecture(

@@ -11,7 +11,8 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no
 from jaxserve.checkpoint.gguf.short_conv import FINAL_NORM, TENSOR_NAMES, short_conv_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import ShortConvConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build
+from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_WIDTH, build, num_layers
+from jaxserve.models.families._experts import PART_NAMES
 from jaxserve.models.families._hybrid import MAX_TAPS, hybrid_layers, layer_names
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._lfm2_vl import lfm2_vl
@@ -34,9 +35,7 @@ RENAMES = {
     "ffn_norm": "post_attention_layernorm",
     "embedding_norm": "norm",
     "feed_forward": "mlp",
-    "w1": "gate_proj",
-    "w3": "up_proj",
-    "w2": "down_proj",
+    **PART_NAMES,
     "q_layernorm": "q_norm",
     "k_layernorm": "k_norm",
     "out_proj": "o_proj",
@@ -59,7 +58,7 @@ def read_keys(hf: dict[str, Any]) -> Keys:
 
 def lfm2_layers(keys: Keys) -> tuple[LayerConfig, ...]:
     """Return layers of which those in `layer_types`, or those not in `full_attn_idxs`, have a convolution."""
-    count, attending = keys.integer("num_hidden_layers", MAX_LAYERS), keys.get("full_attn_idxs")
+    count, attending = num_layers(keys), keys.get("full_attn_idxs")
     if attending is not None and not isinstance(attending, list):
         raise keys.error("full_attn_idxs", "a list of layers")
     default = ["full_attention" if attending is None or i in attending else "conv" for i in range(count)]

@@ -18,7 +18,7 @@ from jaxserve.checkpoint.gguf.architecture import (
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.rope import QueryScaling
-from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build, num_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build, listed_layers, num_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._llama4_vision import llama4_vision
@@ -98,15 +98,12 @@ def _chunked(keys: Keys, chunk: int | None, rotates: tuple[bool, ...]) -> tuple[
 
 
 def _sparse(keys: Keys) -> frozenset[int]:
-    """Return the layers with experts. At least one has them."""
-    count, key, found = num_layers(keys), "moe_layers", keys.get("moe_layers")
-    if found is None:
-        key = "interleave_moe_layer_step"
-        step = keys.integer(key, MAX_LAYERS)
-        found = list(range(step - 1, count, step))
-    if not isinstance(found, list) or not all(type(index) is int and index in range(count) for index in found):
-        raise keys.error(key, f"a list of layers from 0 to {count - 1}")
-    return frozenset(found)
+    """Return the layers with experts."""
+    count = num_layers(keys)
+    if keys.get("moe_layers") is None:
+        step = keys.integer("interleave_moe_layer_step", MAX_LAYERS)
+        return frozenset(range(step - 1, count, step))
+    return frozenset(listed_layers(keys, "moe_layers", count))
 
 
 def _query_scaling(keys: Keys) -> QueryScaling | None:

@@ -11,7 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no
 from jaxserve.checkpoint.gguf.routing import SIGMOID, fixed_router
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_HEAD_DIM, build, full_layers
-from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
+from jaxserve.models.families._experts import COUNT_KEYS, PART_NAMES, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -62,9 +62,7 @@ FAMILY = Family(
     renames={
         "block_sparse_moe": "mlp",
         "e_score_correction_bias": "gate.e_score_correction_bias",
-        "w1": "gate_proj",
-        "w2": "down_proj",
-        "w3": "up_proj",
+        **PART_NAMES,
     },
     gguf=GGUFArchitecture(
         "minimax-m2",

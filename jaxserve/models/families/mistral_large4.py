@@ -10,7 +10,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families import _latent
 from jaxserve.models.families._common import MAX_LAYERS, full_layers
-from jaxserve.models.families._experts import dense_or_sparse, read_groups
+from jaxserve.models.families._experts import PART_NAMES, dense_or_sparse, read_groups
 from jaxserve.models.families._indexer import indexer_kinds, with_indexer, without_indexer
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._latent import latent_decoder, read_deepseek_experts
@@ -47,7 +47,6 @@ _ROPE: Final = {
     "beta_slow": 1.0,
     "attention_factor": 1.0,
 }
-_IN_PARTS: Final = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -129,7 +128,7 @@ FAMILY = Family(
         "gate": "mlp.gate",
         "experts": "mlp.experts",
         "shared_experts": "mlp.shared_experts",
-        **_IN_PARTS,
+        **PART_NAMES,
         "tok_embeddings": "embed_tokens",
         "lerope": "rotary_emb",
         "output": "lm_head",

@@ -7,7 +7,7 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
-from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
+from jaxserve.models.families._experts import COUNT_KEYS, PART_NAMES, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -33,5 +33,5 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 FAMILY = Family(
     ("MixtralForCausalLM",),
     decoder_config,
-    renames={"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+    renames={"block_sparse_moe": "mlp", **PART_NAMES},
 )

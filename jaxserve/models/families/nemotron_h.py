@@ -14,7 +14,7 @@ from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.recurrent import Mamba2Config
 from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, build
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, with_sigmoid_router
-from jaxserve.models.families._hybrid import MAX_GROUPS, MAX_STATE, MAX_TAPS, OLD_NAMES, step_bounds
+from jaxserve.models.families._hybrid import OLD_NAMES, read_mamba
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -118,23 +118,10 @@ def _names(keys: Keys) -> list[str]:
 
 
 def _mamba(keys: Keys) -> Mamba2Config:
-    num_heads = keys.integer("mamba_num_heads", MAX_HEADS)
-    num_groups = keys.integer("n_groups", MAX_GROUPS)
-    if num_heads % num_groups:
-        raise keys.error("n_groups", f"a divisor of mamba_num_heads ({num_heads})")
-    low, high = step_bounds(keys)
-    return Mamba2Config(
-        num_heads=num_heads,
-        head_dim=keys.integer("mamba_head_dim", MAX_HEAD_DIM),
-        num_groups=num_groups,
-        state_dim=keys.integer("ssm_state_size", MAX_STATE),
-        num_taps=keys.integer("conv_kernel", MAX_TAPS, low=2),
-        has_bias=keys.flag("use_bias"),
-        has_conv_bias=keys.flag("use_conv_bias"),
-        norm="gate_first",
-        min_step=low,
-        max_step=high,
-    )
+    names = {ours: own for own, ours in _MAMBA_KEYS.items()}
+    own = Keys({**keys.table, **{ours: keys.get(name) for ours, name in names.items()}}, names=names)
+    width = own.integer("mamba_n_heads", MAX_HEADS) * own.integer("mamba_d_head", MAX_HEAD_DIM)
+    return read_mamba(own, width, norm="gate_first")
 
 
 def _experts(keys: Keys) -> ExpertsConfig:

@@ -11,7 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, WINDOW, GGUF
 from jaxserve.checkpoint.gguf.routing import SOFTMAX, check_gating
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
-from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
+from jaxserve.models.families._experts import COUNT_KEYS, PART_NAMES, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -61,7 +61,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("PhimoeForCausalLM", "PhiMoEForCausalLM"),
     decoder_config,
-    renames={"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+    renames={"block_sparse_moe": "mlp", **PART_NAMES},
     gguf=GGUFArchitecture(
         "phimoe",
         has_bias_flags=True,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_WIDTH, build, full_layers
-from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
+from jaxserve.models.families._experts import COUNT_KEYS, read_qwen_experts, some_with_experts
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -34,12 +33,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen2 with experts and a gated shared expert; sliding windows, which no published model has, are rejected."""
     keys = Keys({**DEFAULTS, **hf, "sliding_window": None})
     keys.require("use_sliding_window", False)
-    experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
-    experts = replace(
-        experts,
-        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
-        has_shared_gate=True,
-    )
+    experts = read_qwen_experts(keys, is_normalized=keys.flag("norm_topk_prob"))
     return build(
         keys,
         layers=some_with_experts(keys, full_layers(keys), experts),

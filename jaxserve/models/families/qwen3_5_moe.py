@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
 from jaxserve.checkpoint.gguf.delta_net import TENSOR_NAMES
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import MAX_WIDTH
-from jaxserve.models.families._experts import all_with_experts, read_experts
+from jaxserve.models.families._experts import all_with_experts, read_qwen_experts
 from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import without_sections
@@ -40,12 +38,7 @@ _SIZES: Mapping[str, Any] = {
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3.5 with experts and a gated shared expert in every layer."""
     keys = without_sections(Keys({**DEFAULTS, **_SIZES, **hf}))
-    experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=True)
-    experts = replace(
-        experts,
-        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
-        has_shared_gate=True,
-    )
+    experts = read_qwen_experts(keys, is_normalized=True)
     # No layer is dense, so the width of dense layers is that of experts in name only.
     keys = Keys({**keys.table, "intermediate_size": experts.intermediate_size})
     return qwen_hybrid(keys, all_with_experts(qwen_layers(keys, "by_part"), experts))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
 from jaxserve.checkpoint.gguf.delta_net import FUSED_NAMES, delta_config
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import MAX_WIDTH
-from jaxserve.models.families._experts import read_experts, some_with_experts
+from jaxserve.models.families._experts import read_qwen_experts, some_with_experts
 from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
 
@@ -31,12 +29,7 @@ DEFAULTS = dict(
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3-MoE with gated delta nets in three of four layers, output gates in the others, and a gated shared expert."""
     keys = Keys({**DEFAULTS, **QWEN_SIZES, "intermediate_size": 5632, **hf})
-    experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
-    experts = replace(
-        experts,
-        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
-        has_shared_gate=True,
-    )
+    experts = read_qwen_experts(keys, is_normalized=keys.flag("norm_topk_prob"))
     return qwen_hybrid(keys, some_with_experts(keys, qwen_layers(keys, "by_head"), experts))
 
 

@@ -21,7 +21,7 @@ from jaxserve.model_config.indexer import BlockIndexerConfig
 from jaxserve.model_config.recurrent import NgramConfig
 from jaxserve.models.families import qwen3_5_moe
 from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCAB_SIZE, MAX_WIDTH, num_layers
-from jaxserve.models.families._experts import all_with_experts, read_experts
+from jaxserve.models.families._experts import all_with_experts, read_qwen_experts
 from jaxserve.models.families._hybrid import MAX_TAPS, hybrid_layers, layer_names, qwen_hybrid, read_delta
 from jaxserve.models.families._hyper import MAX_STREAMS
 from jaxserve.models.families._keys import Keys
@@ -67,11 +67,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Gated delta nets and attention in turn, both with experts, on residual streams that every block reads through gates."""
     keys = without_sections(Keys({**DEFAULTS, **_SIZES, **hf}))
     keys.require("indexer_kv_heads", 1)
-    experts = replace(
-        read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob")),
-        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
-        has_shared_gate=True,
-    )
+    experts = read_qwen_experts(keys, is_normalized=keys.flag("norm_topk_prob"))
     # No layer is dense, so the width of dense layers is that of experts in name only.
     keys = Keys({**keys.table, "intermediate_size": experts.intermediate_size})
     hyper = HyperConfig(
