@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import (
     DecoderSkeleton,
@@ -42,7 +45,7 @@ def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfi
     shape = mesh_shape(config.parallel)
     draft = draft.for_devices(shape.tensor)
     make = make_predictor_skeleton if is_mtp else make_skeleton if draft.eagle is None else make_eagle_skeleton
-    skeleton = make(draft, make_policy(of_draft_model(config), draft, chip))
+    skeleton = _declared(make, draft, make_policy(of_draft_model(config), draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
 
@@ -51,9 +54,16 @@ def _make_assistant(config: Config, decoder: DecoderConfig, draft: DecoderConfig
     """Declare the drafter of Gemma 4 `draft`. Raises ConfigError."""
     shape = mesh_shape(config.parallel)
     draft = attached(config, decoder, draft.for_devices(shape.tensor))
-    skeleton = make_assistant_skeleton(draft, assistant_policy(config, decoder, draft, chip))
+    skeleton = _declared(make_assistant_skeleton, draft, assistant_policy(config, decoder, draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
+
+
+@lru_cache(maxsize=16)  # a plan asks for the same one several times
+def _declared(
+    make: Callable[[DecoderConfig, DtypePolicy], DecoderSkeleton], draft: DecoderConfig, policy: DtypePolicy
+) -> DecoderSkeleton:
+    return make(draft, policy)
 
 
 def with_drafter(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> DecoderConfig:

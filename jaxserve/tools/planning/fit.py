@@ -179,6 +179,6 @@ def _step_tokens(program: Program) -> tuple[int, int]:
     return program.num_rows * program.max_steps, program.num_rows * program.max_steps
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # candidates of an advice, and models that a server has together
 def _skeleton(decoder: DecoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None) -> ModelSkeleton:
     return make_skeleton(decoder, policy, adapters)
