@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.gpu.__main__ import main
+from benchmarks.gpu import profile, shapes
+from benchmarks.gpu.records import read_records
 from benchmarks.gpu.trace import Event, Operation, device_time, read_trace
+from tests.engine.quick_sampler import quick_programs
+from tests.unit.benchmarks.gpu_context import make_context
 
 
 def named(pid: int, tid: int | None, name: str) -> Event:
@@ -68,10 +70,12 @@ def test_the_trace_of_a_real_program_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_part_shows_each_kind_of_step(tmp_path: Path) -> None:
-    main(["--platform", "cpu", "--quick", "--only", "profile", "--out", str(tmp_path)])
-    _, part = json.loads((tmp_path / "results.json").read_text())["parts"]
-    assert part["status"] == "done"
-    figures = [each["values"] for each in part["records"] if each["name"] == "profiled steps"]
+def test_the_part_shows_each_kind_of_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shapes.TINY, "num_hidden_layers", 1)
+    with quick_programs():
+        profile.run(make_context(tmp_path))
+    records = read_records(tmp_path / "records")
+    assert [record for record in records if record.kind == "problem"] == []
+    figures = [record.values for record in records if record.name == "profiled steps"]
     assert [each["step"] for each in figures] == ["decode-1", "decode-4", "prefill-64"]
     assert all(0 < each["busy_ms"] <= each["ms"] for each in figures)

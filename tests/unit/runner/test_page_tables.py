@@ -17,6 +17,7 @@ from jaxserve.runner.page_tables import SentTables, table_rows
 from jaxserve.runner.steps import GENERATION, RESIDENT_GENERATION
 from jaxserve.scheduler.plan import NO_SLOT, Buckets, StepPlan
 from jaxserve.types import RequestId
+from tests.engine.quick_sampler import quick_programs
 
 PAGE_SIZE, NUM_SLOTS, MAX_PAGES = 16, 4, 32
 PROGRAM = Program("decode", NUM_SLOTS, NUM_SLOTS, MAX_PAGES, NUM_SLOTS)
@@ -92,7 +93,7 @@ def test_padding_changes_no_request_and_reads_no_table() -> None:
 @pytest.mark.slow
 def test_requests_get_the_same_tokens_with_tables_on_the_device() -> None:
     """More requests than slots, so that slots are used again; prompts of several pages and of several chunks."""
-    shape = decoder(TINY)
+    shape = decoder(TINY | {"num_hidden_layers": 1})
     random = np.random.default_rng(0)
     requests = [
         greedy(f"request-{index}", random.integers(0, shape.vocab_size, length), 20)
@@ -102,7 +103,8 @@ def test_requests_get_the_same_tokens_with_tables_on_the_device() -> None:
     for task in (GENERATION, RESIDENT_GENERATION):
         rig = Rig(shape, plain(jnp.dtype("float32")), num_blocks=65, max_model_len=256)
         rig.task = task
-        made, _ = rig.compile(programs(Buckets(decode=(4,), mixed=(64,), max_num_seqs=4), rig.max_pages), 600.0)
+        with quick_programs():
+            made, _ = rig.compile(programs(Buckets(decode=(4,), mixed=(64,), max_num_seqs=4), rig.max_pages), 600.0)
         runner = rig.runner(rig.place(host_leaves(rig.skeleton, 1)), made)
         found.append(generate(rig.core(runner, made), requests).token_ids)
     assert found[0] == found[1]

@@ -137,6 +137,8 @@ NEEDED_BESIDE: dict[str, dict[str, object]] = {
 
 def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path) -> None:
     samples = {"choice": None, "text": "text", "integer": "300", "number": "0.5", "switch": "false", "bytes": "1GiB"}
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
     for setting in SETTINGS:
         raw = SAMPLES.get(setting.name) or samples[setting.kind] or setting.choices[-1]
         if setting.kind == "integer" and setting.most is not None:
@@ -144,8 +146,6 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         if setting.kind == "number" and setting.least is not None:
             raw = str(max(float(raw), setting.least))
         expected = parse_value(setting, raw, "test")
-        parser = argparse.ArgumentParser()
-        add_flags(parser)
         off = "--no-" + setting.flag.removeprefix("--")
         words = [raw] if setting.name == "model" else [off] if setting.kind == "switch" else [setting.flag, raw]
         parsed = {name: v for name, v in vars(parser.parse_args(words)).items() if name in SETTING and v is not None}
