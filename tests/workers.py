@@ -27,15 +27,19 @@ ONE_ENGINE = tuple(
     )
 )
 """Files that share the engine of `tests/engine/conftest.py`, whose programs take longer to compile than their tests."""
+ARCHITECTURE = "tests/architecture/"
+"""Files that share the parsed sources of the program, which take longer to parse than their tests."""
 
 
 class Distribution(LoadScopeScheduling):
-    """Groups of tests that stay together: by file, with those of ONE_ENGINE in one; in BY_CASE, but for BY_FILE, by parameters, too."""
+    """Groups of tests that stay together: by file, with those of ONE_ENGINE and of ARCHITECTURE in one; in BY_CASE, but for BY_FILE, by parameters, too."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
         if file in ONE_ENGINE:
             return ONE_ENGINE[0]
+        if file.startswith(ARCHITECTURE):
+            return ARCHITECTURE
         if file in BY_FILE or not file.startswith(BY_CASE):
             return file
         _, bracket, case = test.partition("[")

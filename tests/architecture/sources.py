@@ -25,6 +25,11 @@ class Source:
         """Parsed when a test asks for it: every worker imports all tests."""
         return ast.parse(self.text, str(self.path))
 
+    @functools.cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree, breadth first: several tests look at all of them."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def num_lines(self) -> int:
         return len(self.text.splitlines())
@@ -38,9 +43,16 @@ class Source:
         """The package that relative imports of this module start from."""
         return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
 
-    def imports(self) -> Iterator[tuple[int, str]]:
+    def imports(self) -> tuple[tuple[int, str], ...]:
         """(line, module) of every import, wherever it stands; `from a import b` gives `a.b` where b is a module."""
-        for node in ast.walk(self.tree):
+        return self._imports
+
+    @functools.cached_property
+    def _imports(self) -> tuple[tuple[int, str], ...]:
+        return tuple(self._find_imports())
+
+    def _find_imports(self) -> Iterator[tuple[int, str]]:
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -52,15 +64,17 @@ class Source:
                     inner = f"{base}.{alias.name}"
                     yield node.lineno, inner if inner in module_names() else base
 
-    def dotted_names(self) -> Iterator[tuple[int, str]]:
-        """(line, dotted name) of every attribute chain: `jax.jit`, `os.environ.get`."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Attribute):
-                yield node.lineno, ast.unparse(node)
+    def dotted_names(self) -> tuple[tuple[int, str], ...]:
+        """(line, dotted name) of every attribute chain: `jax.jit`, `os.environ.get`; `().name` if it begins with no name."""
+        return self._dotted_names
+
+    @functools.cached_property
+    def _dotted_names(self) -> tuple[tuple[int, str], ...]:
+        return tuple((node.lineno, _dotted(node)) for node in self.nodes if isinstance(node, ast.Attribute))
 
     def functions(self) -> Iterator[tuple[str, int, int]]:
         """(name, line, number of lines) of every function."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -79,6 +93,12 @@ def program() -> tuple[Source, ...]:
         for path in root.rglob("*.py")
     )
     return tuple(sorted(found, key=lambda source: source.module))
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "()"
 
 
 def _module_name(package: str, path: Path) -> str:

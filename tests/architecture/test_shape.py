@@ -63,7 +63,7 @@ def test_no_class_has_too_many_methods() -> None:
     def num_methods(node: ast.ClassDef) -> int:
         return sum(isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) for statement in node.body)
 
-    classes = [(s.place, node) for s in SOURCES for node in ast.walk(s.tree) if isinstance(node, ast.ClassDef)]
+    classes = [(s.place, node) for s in SOURCES for node in s.nodes if isinstance(node, ast.ClassDef)]
     assert [f"{place} {node.name}" for place, node in classes if num_methods(node) > MAX_METHODS] == []
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_left_open() -> None:
     assert [
         f"{s.place}:{number}"
         for s in program()
-        for number, line in enumerate(s.path.read_text(encoding="utf-8").splitlines(), start=1)
+        for number, line in enumerate(s.text.splitlines(), start=1)
         if marks.search(line)
     ] == []
 
@@ -87,7 +87,7 @@ def test_only_stamps_are_read_from_a_clock_that_may_jump() -> None:
     readers = {
         source.module
         for source in program()
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "datetime.now", "datetime.utcnow")
+        for _, name in source.dotted_names()
+        if name in ("time.time", "datetime.now", "datetime.utcnow")
     }
     assert readers == STAMPS

@@ -47,7 +47,7 @@ def code_that_runs_data(source: Source) -> Iterator[str]:
     for line, name in source.dotted_names():
         if name.endswith(CODE_RUNNING_METHODS):
             yield f"{source.place}:{line} {name}"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CODE_RUNNERS:
             yield f"{source.place}:{node.lineno} {node.func.id}"
         elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):

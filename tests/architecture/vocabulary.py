@@ -10,7 +10,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +64,8 @@ FIELD_MEMBERS = {("itertools", ".", "product")}
 
 _WORDS = re.compile(r"(?<![\w/`-])(" + "|".join(sorted(WORDS, key=len, reverse=True)) + r")(?![\w`-]|\.\w)", re.I)
 _IN_NAMES = re.compile(r"(?<![a-z])(" + "|".join(word for word in NAME_WORDS if word.isalpha()) + r")(?![a-z])", re.I)
+_MAY_OPEN = re.compile(r"""["'][\s\\]*""" + OPENINGS.pattern)
+"""Found in every file that has a docstring with a refused opening; most files need not be parsed."""
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _CODE = re.compile(r"```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.S | re.M)
 
@@ -124,7 +126,10 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 
 def refused_openings(path: Path) -> list[str]:
     """Return `file:line text` of docstrings that begin with a refused opening."""
-    tree = ast.parse(path.read_text("utf-8"))
+    source = path.read_text("utf-8")
+    if _MAY_OPEN.search(source) is None:
+        return []
+    tree = ast.parse(source)
     return [
         f"{place(path)}:{line} {text.splitlines()[0][:80]}" for line, text in docstrings(tree) if OPENINGS.match(text)
     ]
@@ -133,7 +138,7 @@ def refused_openings(path: Path) -> list[str]:
 def refused_words(path: Path) -> list[str]:
     """Return `file:line word -> better` of refused words in docstrings, comments and descriptions, or in a page."""
     text = path.read_text("utf-8")
-    if _WORDS.search(text) is None:  # most files: nothing to parse
+    if not _has_any(WORDS, text) or _WORDS.search(text) is None:  # most files: nothing to parse
         return []
     if path.suffix == ".md":
         blank = _CODE.sub(lambda found: "\n" * found.group().count("\n") + " ", text)
@@ -151,7 +156,9 @@ def refused_words(path: Path) -> list[str]:
 def refused_names(path: Path) -> list[str]:
     """Return `file:line name -> better` of names in a Python file with a refused word among their words."""
     text = path.read_text("utf-8")
-    if _IN_NAMES.search(_CAPITAL.sub("_", text)) is None:  # most files: no tokens to read
+    if (
+        not _has_any(NAME_WORDS, text) or _IN_NAMES.search(_CAPITAL.sub("_", text)) is None
+    ):  # most files: no tokens to read
         return []
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     names = [token.string for token in tokens]
@@ -163,6 +170,12 @@ def refused_names(path: Path) -> list[str]:
         and tuple(names[max(i - 2, 0) : i + 1]) not in FIELD_MEMBERS
         for word in _IN_NAMES.findall(_CAPITAL.sub("_", token.string))
     ]
+
+
+def _has_any(words: Iterable[str], text: str) -> bool:
+    """Return True if any of `words` is somewhere in `text`, also as a part of another: a tenth of the time of the patterns."""
+    lower = text.lower()
+    return any(word in lower for word in words)
 
 
 def place(path: Path) -> str:
