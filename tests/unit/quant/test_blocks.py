@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels import block_matmul
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, BlockKind
-from jaxserve_kernels.block_matmul import dequantize, dequantize_tiles
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
 from jaxserve.errors import CheckpointError
@@ -20,6 +21,8 @@ from jaxserve.quant.stored_blocks import StoredBlocks
 FLOAT32 = np.dtype(np.float32)
 SPEC = MatrixSpec(48, 512, ("ffn", "embed"), FLOAT32, FLOAT32)
 TPU_SPEC = replace(SPEC, out_dim=128, platform="tpu")
+dequantize = jax.jit(block_matmul.dequantize, static_argnums=0)
+dequantize_tiles = jax.jit(block_matmul.dequantize_tiles, static_argnums=0)
 KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
 
 
