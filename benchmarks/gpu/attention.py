@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.backend import XLA, Backend
 from jaxserve_kernels.kv_write import kv_write
 
 from benchmarks.gpu.ahead import DISTURBED, Programs, Wanted
@@ -38,6 +38,8 @@ NUM_WRITES = 8
 CELL_BUDGET_S = 0.25
 COMPILE_SHARE = 0.5
 """Largest fraction of the part's time for compiling."""
+POOL_SHARE: Final = 0.7
+"""Largest fraction of the device's memory for the pool; the rest holds queries, results and a smaller pool of 8-bit floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,15 @@ class Sizes:
     narrow: tuple[tuple[int, int], ...] = ((1, 8192), (64, 4096), (256, 2048))
     """Rows, and tokens of each, over a pool of 8-bit floats."""
     written: tuple[int, ...] = (1, 256, 2048)
+    most_tokens: int | None = None
+    """Tokens that the device has room for; None: any number."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the pool: the largest batch fits."""
-        return max(self.batches) * max(self.contexts)
+        """Tokens of the pool: the largest batch fits, if the device has room for it. Otherwise rows share pages, which are still too
+        many for a cache."""
+        wanted = max(self.batches) * max(self.contexts)
+        return wanted if self.most_tokens is None else min(wanted, self.most_tokens)
 
     @property
     def num_narrow_tokens(self) -> int:
@@ -68,14 +74,18 @@ class Sizes:
 QUICK = Sizes((1, 2), (64, 128), (64,), ((2, 8, 40),), ((2, 40, 128),), (), (1, 8))
 
 
-def run(context: Context) -> None:
-    first_device(context)
+def run(context: Context, wanted_backend: Backend | None = None) -> None:
+    """Measure every cell. wanted_backend: None for the one that the server would take."""
+    device = first_device(context)
     config = decoder(TINY if context.is_quick else LLAMA_8B)
-    sizes = QUICK if context.is_quick else Sizes()
-    backend = op_backends(context, config)[-1]
-    if backend == "reference":
-        context.recorder.note(f"these are the reference's: {why_no_kernels(config) or 'as was asked for'}")
     heads = layer_heads(context)
+    sizes = with_room(QUICK if context.is_quick else Sizes(), heads, device)
+    backend = wanted_backend or op_backends(context, config)[-1]
+    if backend in XLA:
+        context.recorder.note(f"these are XLA's: {why_no_kernels(config) or 'as was asked for'}")
+    wanted = max(sizes.batches) * max(sizes.contexts)
+    if sizes.num_tokens < wanted:
+        context.recorder.note(f"the pool has {sizes.num_tokens} of {wanted} tokens, which the largest batch shares")
     cells: dict[str, Callable[[_Ops], None]] = {}
     for length, batch in itertools.product(sizes.contexts, sizes.batches):
         cells[f"decode {batch} x {length}"] = partial(_Ops.decode, batch=batch, length=length)
@@ -87,7 +97,7 @@ def run(context: Context) -> None:
         cells[f"prefill {rows} x {length} after {prefix}"] = partial(
             _Ops.prefill, length=length, num_rows=rows, prefix=prefix
         )
-    if backend == "mosaic_gpu":
+    if backend not in XLA:
         for batch, length in sizes.narrow:
             cells[f"decode {batch} x {length}, fp8"] = partial(_Ops.narrow, batch=batch, length=length)
     for count in sizes.written:  # last: it gives the pool away
@@ -99,6 +109,12 @@ def run(context: Context) -> None:
     ops = _Ops(context, heads, sizes, backend, programs)
     for name, measure in cells.items():
         context.recorder.attempt(name, partial(measure, ops))
+
+
+def with_room(sizes: Sizes, heads: Heads, device: jax.Device) -> Sizes:
+    """Return the sizes with a pool that the device has room for, if it tells how much memory it has."""
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return sizes if limit is None else replace(sizes, most_tokens=int(POOL_SHARE * limit) // heads.decode_bytes(1, 1))
 
 
 def layer_heads(context: Context) -> Heads:
@@ -136,7 +152,7 @@ def wanted_programs(heads: Heads, sizes: Sizes, backend: Backend) -> dict[Any, W
             prefix=prefix,
             num_repeats=heads.num_prefill_repeats(rows * length),
         )
-    if backend == "mosaic_gpu":
+    if backend not in XLA:
         narrow, num_pages = narrow_heads(heads), heads.pool(sizes.num_narrow_tokens)[1]
         longest = max(tokens for _, tokens in sizes.narrow)
         for batch, _ in sizes.narrow:

@@ -133,8 +133,8 @@ def scattered_tables(
     order = random.permutation(num_pages - 1) + 1
     tables = np.zeros((num_tables, batch, width), np.int32)
     for index in range(num_tables):
-        start = index * batch * used % len(order)
-        tables[index, :, :used] = np.roll(order, -start)[: batch * used].reshape(batch, used)
+        places = index * batch * used + np.arange(batch * used)
+        tables[index, :, :used] = order[places % len(order)].reshape(batch, used)
     return jnp.asarray(tables)
 
 

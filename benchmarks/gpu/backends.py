@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,21 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.backend import chip_of, shared_bytes
 from jaxserve.runner.limits import make_policy
 
+_OWN_OPS: Final[Mapping[Backend, frozenset[str]]] = {
+    "bucketed": frozenset(
+        {
+            "block_sparse_attention",
+            "compressed_attention",
+            "latent_attention",
+            "paged_attention",
+            "sparse_attention",
+        }
+    ),
+    "mosaic_gpu_mma": frozenset({"linear_attention", "paged_attention"}),
+    "mosaic_gpu_tcgen05": frozenset({"paged_attention"}),
+}
+"""Ops that these backends compute in a way of their own."""
+
 
 def server_policy(
     context: Context, decoder: DecoderConfig, *, dtype: Dtype = "auto", quantization: str = "none"
@@ -31,11 +48,25 @@ def server_policy(
 
 
 def op_backends(context: Context, decoder: DecoderConfig) -> tuple[Backend, ...]:
-    """Return the backends of attention: the reference, and the Pallas kernels if the server would use them, that of the model last."""
+    """Return the backends to check: the reference first, then the others that run on this device, that of the model's attention last.
+
+    Models that their own kernels refuse take XLA's buckets. Hopper GPUs have the instructions of the kernel for all other GPUs,
+    which no model takes there: devices that have been at hand were Hoppers.
+    """
     backend = server_policy(context, decoder).attention_backend
-    if backend == "mosaic_gpu_tcgen05":  # other models take the second one
-        return ("reference", "mosaic_gpu_mma", backend)
-    return ("reference", backend) if backend.startswith("mosaic") else ("reference",)
+    if backend == "bucketed":
+        return ("reference", backend)
+    if not backend.startswith("mosaic_gpu"):
+        return ("reference",)
+    others: tuple[Backend, ...] = ("bucketed", "mosaic_gpu_mma")
+    return ("reference", *(each for each in others if each != backend), backend)
+
+
+def computes(backend: Backend, op: str) -> bool:
+    """Return whether a backend computes an op in a way of its own; it takes the reference otherwise."""
+    if backend == "mosaic_gpu":
+        return (files(f"jaxserve_kernels.{op}") / "gpu").is_dir()
+    return op in _OWN_OPS.get(backend, {op})
 
 
 def has_kernel(backend: Backend, case: Any) -> bool:

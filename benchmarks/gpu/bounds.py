@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -42,8 +44,9 @@ def find_sheet(name: str | None, records: Sequence[Record]) -> Device | None:
     kinds = [
         str(record.values.get("kind")) for record in records if record.kind == "figure" and record.name == "device"
     ]
-    words = " ".join(kinds or [driver_name() or ""]).lower().split()
-    return next((device for key, device in ACCELERATORS.items() if device.cuda is not None and key in words), None)
+    words = re.findall(r"[a-z0-9]+", " ".join(kinds or [driver_name() or ""]).lower())
+    names = {*words, *map("".join, itertools.pairwise(words))}  # "A100-SXM4-80GB", "RTX 4090"
+    return next((device for key, device in ACCELERATORS.items() if device.cuda is not None and key in names), None)
 
 
 def driver_name() -> str | None:

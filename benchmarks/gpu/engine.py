@@ -15,8 +15,7 @@ from benchmarks.gpu.backends import server_policy
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.rig import generate, greedy
-from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
-from benchmarks.gpu.steps import StepBench
+from benchmarks.gpu.steps import StepBench, measured_model
 from jaxserve.runner.inputs import Program
 from jaxserve.tools.bench.report import percentile
 
@@ -37,7 +36,7 @@ def run(context: Context) -> None:
     few, more = ((1, 4), (2,)) if is_quick else ((1, 32, 256), (8, 64, 128))
     contexts = (64, 128) if is_quick else (1024, 4096)
     cells = list(itertools.product(contexts, few))
-    shape = decoder(TINY if is_quick else LLAMA_8B)
+    shape, name = measured_model(context)
     policy = server_policy(context, shape)
     work: dict[str, Callable[[StepBench], None]] = {}
     for tokens, rows in cells:
@@ -61,7 +60,7 @@ def run(context: Context) -> None:
         context,
         shape,
         policy,
-        label=policy.activations.name,
+        label=f"{name}{policy.activations.name}",
         batches=few,
         chunk=64 if is_quick else 2048,
         cells=[(rows, tokens) for tokens, rows in itertools.product(contexts, (*few, *more))],

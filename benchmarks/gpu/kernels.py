@@ -14,7 +14,7 @@ from jaxserve_kernels.ops import ops
 from jaxserve_kernels.paged_attention.cases import Case
 
 from benchmarks.gpu.attention_checks import check_write_and_attend
-from benchmarks.gpu.backends import has_kernel, op_backends, why_no_kernels
+from benchmarks.gpu.backends import computes, has_kernel, op_backends, why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.crew import Check, run_all
 from benchmarks.gpu.device import first_device
@@ -57,12 +57,13 @@ def run(context: Context) -> None:
 
 
 def checks(context: Context) -> Mapping[str, Check]:
-    """Return every check by name: first all of our own kernels, then ops that every backend shares, then the reference."""
+    """Return every check by name: first those of the kernels that a server takes, then of other backends, of ops that all backends
+    share, and of the reference."""
     is_quick = context.is_quick
     dtypes = DTYPES[1:2] if is_quick else DTYPES
     reference, *kernels = op_backends(context, decoder(LLAMA_8B))
     found: dict[str, Check] = {}
-    for backend in kernels:
+    for backend in reversed(kernels):
         found |= _backend_checks(backend, dtypes, is_quick=is_quick)
     if "mosaic_gpu" in kernels:
         for case in (*CASES, *ROUNDED_CASES):
@@ -82,9 +83,11 @@ def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) 
     for case in (case for case in (END_TO_END[2:] if is_quick else END_TO_END) if has_kernel(backend, case)):
         found[f"{backend}: write and attend, {case}"] = partial(check_write_and_attend, case, backend)
     for name, op in ops().items():
-        cases = [case for case in op.CASES if has_kernel(backend, case)]
+        cases = [case for case in op.CASES if computes(backend, name) and has_kernel(backend, case)]
         for case in [case for case in cases if not (is_quick and case in op.SLOW)]:
             found[f"{backend}: {name} {case}"] = partial(check_case, name, case, backend)
+    if not computes(backend, "matmul"):
+        return found
     for weights, count, dtype in itertools.product(("int4", "float8_e4m3fn"), (1, 7, 64), dtypes[:2]):
         name = f"{backend}: matmul {weights} weights in groups {count} {dtype}"
         found[name] = partial(check_grouped, backend, weights, dtype, count)

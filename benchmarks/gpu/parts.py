@@ -88,6 +88,7 @@ PARTS = (
         environment={"XLA_FLAGS": "--xla_gpu_enable_command_buffer=", **_UPDATE_LOG},
     ),
     Part("profile", 240, "where the time of a step goes", is_default=False),
+    Part("attention_mma", 90, "attention alone, by the kernel on mma.sync", is_default=False, attempt_s=12),
     Part("latents", 90, "attention over latent vectors (MLA) alone", is_default=False, attempt_s=30),
     Part(
         "states", 90, "recurrent states alone: decode steps, and prompts by both forms", is_default=False, attempt_s=30

@@ -9,8 +9,7 @@ from benchmarks.gpu.backends import server_policy
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.plans import prompt_chunks
-from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
-from benchmarks.gpu.steps import DecodeSteps, StepBench
+from benchmarks.gpu.steps import DecodeSteps, StepBench, measured_model
 from benchmarks.gpu.trace import read_trace
 from jaxserve.executor.profiler import Profiler
 
@@ -22,14 +21,14 @@ COMPILE_SHARE = 0.7
 
 def run(context: Context) -> None:
     first_device(context)
-    shape = decoder(TINY if context.is_quick else LLAMA_8B)
+    shape, name = measured_model(context)
     batches, tokens, chunk = ((1, 4), 64, 64) if context.is_quick else ((1, 32, 128), 1024, 2048)
     policy = server_policy(context, shape)
     bench = StepBench(
         context,
         shape,
         policy,
-        label=policy.activations.name,
+        label=f"{name}{policy.activations.name}",
         batches=batches,
         chunk=chunk,
         cells=[(batch, tokens) for batch in batches],

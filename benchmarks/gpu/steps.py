@@ -18,8 +18,9 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.plans import Rows, beside_a_chunk, decoding_rows, prompt_chunks
 from benchmarks.gpu.random_weights import device_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Compiled, Rig
+from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, TINY, decoder
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program, dummy_plan, programs
@@ -32,6 +33,7 @@ from jaxserve.tools.planning.sizes import make_sizes
 MARGIN = 128
 """Tokens that a row may grow by while a cell is measured."""
 WORKSPACE_BYTES = 8 << 30
+LEAST_POOL_BYTES = 1 << 30
 CELL_S = 2.0
 MIN_STEPS, MAX_STEPS = 3, 32
 MIXED_STEPS = 4
@@ -41,16 +43,32 @@ NUM_WARM_UPS = 2
 """A CUDA graph is made in the second run of a program."""
 
 
+def measured_model(context: Context) -> tuple[DecoderConfig, str]:
+    """Return the shape of Llama-3.1-8B, or of Llama-3.2-1B on a device without room for it, and how results call it."""
+    if context.is_quick:
+        return decoder(TINY), ""
+    large = decoder(LLAMA_8B)
+    weight_bytes = make_sizes(make_skeleton(large, plain(jnp.dtype(jnp.bfloat16)))).weights_bytes
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit is None or limit >= weight_bytes + WORKSPACE_BYTES + LEAST_POOL_BYTES:
+        return large, ""
+    context.recorder.note(f"{limit / 1e9:.0f} GB are too few for Llama-3.1-8B in bfloat16: the model is Llama-3.2-1B")
+    return decoder(LLAMA_1B), "1B, "
+
+
 def pool_blocks(
     decoder: DecoderConfig, kv_dtype: jnp.dtype, weight_bytes: int, cells: Iterable[tuple[int, int]]
 ) -> int:
-    """Pages for the largest of `cells` (rows, tokens of a row) that the device has room for."""
+    """Return the pages for the largest of `cells` (rows, tokens of a row) that the device has room for. Raises MemoryError if there is
+    none."""
     spec = KVSpec(decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, kv_dtype.itemsize, BLOCK_SIZE)
     stats = jax.devices()[0].memory_stats() or {}
     needs = [rows * -(-(tokens + MARGIN) // BLOCK_SIZE) + 1 for rows, tokens in cells]
     if "bytes_limit" in stats:
         room = (stats["bytes_limit"] - weight_bytes - WORKSPACE_BYTES) // spec.bytes_per_block
         needs = [need for need in needs if need <= room]
+    if not needs:
+        raise MemoryError(f"no room for keys and values beside {weight_bytes / 1e9:.1f} GB of weights and a workspace")
     return int(max(needs))
 
 

@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 _BUILD = "python -m jaxserve_kernels.native.build"
 _HOPPER, _FIRST_MMA, _TCGEN05 = (9, 0), (8, 0), 10
 """Compute capabilities, the last one of any minor number."""
-_SHARED_KB = {(8, 0): 163, (8, 7): 163, (10, 0): 227, (10, 3): 227, (11, 0): 227}
+_SHARED_KB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227}
 """Shared memory of one block by compute capability, from the CUDA programming guide; 99 on others."""
 _VECTOR_SEQS = 4
 """Up to this many rows, AVX2 or AVX-512 multiply floats faster than AMX."""

@@ -29,7 +29,17 @@ def test_bound_that_was_not_measured_is_the_data_sheets_and_labelled() -> None:
     assert find_bounds([COPY], None) is None
 
 
-@pytest.mark.parametrize(("kind", "name"), [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("cpu", None)])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX A1000", None),
+        ("cpu", None),
+    ],
+)
 def test_data_sheet_is_found_by_the_devices_name(kind: str, name: str | None) -> None:
     sheet = find_sheet(None, [Record("figure", "device", {"kind": kind})])
     assert (None if sheet is None else sheet.name) == name

@@ -198,7 +198,7 @@ def test_part_that_is_not_a_default_runs_only_when_it_is_asked_for(
     main(["--out", str(tmp_path)])
     main(["--only", "tune", "--out", str(tmp_path)])
     updates = {"graph_updates", "graph_updates_none", "graph_updates_skip_temp", "graph_updates_skip_profiled"}
-    left_out = {"profile", "latents", "states", "tune", "tune_matmuls", "tune_groups"} | updates
+    left_out = {"profile", "attention_mma", "latents", "states", "tune", "tune_matmuls", "tune_groups"} | updates
     assert asked == [[part.name for part in PARTS if part.name not in left_out], ["machine", "tune"]]
 
 
