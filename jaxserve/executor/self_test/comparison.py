@@ -158,12 +158,17 @@ def _random_arrays(leaf: LeafSpec, noise: np.ndarray, num_experts: int) -> tuple
     return (values.astype(leaf.declared.dtype),)
 
 
+def num_pages(page_size: int) -> int:
+    """Return the pages of a row: of its `CONTEXT` tokens, the last page may have room for more."""
+    return -(-CONTEXT // page_size)
+
+
 def _vectors(
     config: Config, skeleton: ModelSkeleton, sharding: Sharding, params: tuple[jax.Array, ...], chip: Chip
 ) -> list[np.ndarray]:
     """Return the head's input of every token, step by step: float64 [tokens, D]."""
     groups, page_size = skeleton.config.cache.groups, page_tokens(chip.platform, config.cache.block_size)
-    pages = CONTEXT // page_size
+    pages = num_pages(page_size)
     counts = [1 + 3 * pages if group.has_pages else 1 + NUM_ROWS for group in groups]
     shapes = cache_shapes(config, skeleton.config, skeleton.policy, chip.platform, counts)
     programs = _programs(config, skeleton.config, page_size, chip.platform)
@@ -191,7 +196,7 @@ def _programs(config: Config, decoder: DecoderConfig, page_size: int, platform: 
     """
     limits = resolve_limits(platform, config.scheduler)
     longest, cache = decoder.max_position, decoder.cache
-    width = max(CONTEXT, min(longest, config.model.max_model_len or longest)) // page_size
+    width = -(-max(CONTEXT, min(longest, config.model.max_model_len or longest)) // page_size)
     sizes_of_cache = len(cache.paged), 1 + NUM_ROWS if cache.states else 0
     mixed = Program("mixed", MIXED_TOKENS, NUM_ROWS, width, 0, 1, *sizes_of_cache)
     sizes = dict.fromkeys((FEWEST_ROWS, max(FEWEST_ROWS, limits.max_num_seqs)))

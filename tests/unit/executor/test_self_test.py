@@ -17,14 +17,18 @@ from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import api
 
-from jaxserve.config import CompileConfig, Config, ModelConfig
+from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.self_test import check
 from jaxserve.executor.self_test.check import run_self_test, with_tested_kernels
 from jaxserve.executor.self_test.comparison import (
+    _STEPS,
     TOLERANCE,
     Difference,
+    _plan,
+    _programs,
     difference,
+    num_pages,
     one_of_each_kind,
     random_params,
 )
@@ -192,6 +196,20 @@ def test_kernels_that_were_asked_for_and_fail_are_an_error(config: Config, monke
 def test_nan_is_a_error() -> None:
     assert Difference(float("nan")).error is not None
     assert Difference(TOLERANCE).error is None
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 96, 1008, 1024])
+def test_every_token_of_a_self_test_has_a_page(spec: SelfTestSpec, page_size: int) -> None:
+    """Padding writes to the null page: a row that had it would differ between right kernels."""
+    config, decoder = replace(spec.config, cache=CacheConfig(block_size=page_size)), spec.decoder
+    for program in _programs(config, decoder, page_size, "tpu"):
+        for rows in _STEPS[program.kind]:
+            plan = _plan(program, rows, num_pages(page_size), decoder.vocab_size)
+            last = plan.num_computed_tokens + plan.num_scheduled_tokens - 1
+            used = np.arange(program.max_pages) <= last[:, None] // page_size
+            tables = plan.block_tables.reshape(len(last), program.num_tables, program.max_pages)
+            assert (used.sum(1) == last // page_size + 1).all()
+            assert (tables > 0)[np.broadcast_to(used[:, None], tables.shape)].all()
 
 
 @pytest.mark.slow
