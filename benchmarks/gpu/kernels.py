@@ -74,17 +74,20 @@ def checks(context: Context) -> Mapping[str, Check]:
         found[f"rotate {dtype}"] = partial(check_rotate, dtype)
     for kind, count, dtype in itertools.product(WEIGHTS, (1, 7, 64), dtypes[:2]):
         found[f"matmul {kind} {count} {dtype}"] = partial(check_matmul, kind, dtype, count)
-    return found | _backend_checks(reference, dtypes, is_quick=is_quick)
+    return found | _backend_checks(reference, dtypes, is_quick=is_quick, has_slow=not kernels)
 
 
-def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) -> dict[str, Check]:
-    """Return the checks of everything that a backend computes in its own way."""
+def _backend_checks(
+    backend: Backend, dtypes: Sequence[str], *, is_quick: bool, has_slow: bool = True
+) -> dict[str, Check]:
+    """Return the checks of everything that a backend computes in its own way. has_slow: False leaves out the cases that need not run on
+    every device."""
     found: dict[str, Check] = {}
     for case in (case for case in (END_TO_END[2:] if is_quick else END_TO_END) if has_kernel(backend, case)):
         found[f"{backend}: write and attend, {case}"] = partial(check_write_and_attend, case, backend)
     for name, op in ops().items():
         cases = [case for case in op.CASES if computes(backend, name) and has_kernel(backend, case)]
-        for case in [case for case in cases if not (is_quick and case in op.SLOW)]:
+        for case in [case for case in cases if (has_slow and not is_quick) or case not in op.SLOW]:
             found[f"{backend}: {name} {case}"] = partial(check_case, name, case, backend)
     if not computes(backend, "matmul"):
         return found
