@@ -190,7 +190,7 @@ def test_a_model_that_embeds_is_planned_alone_too(
 def test_a_decoder_that_embeds_keeps_the_pages_of_one_step(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Such plans trace every layer: a few are enough."""
+    """The models have few layers: these plans trace each of them."""
     small = str(write_config(tmp_path / "small", SMOLLM2 | {"num_hidden_layers": 3}))
     large = str(write_config(tmp_path / "large", LLAMA_70B | {"num_hidden_layers": 7}))
     code, plan = planned(capsysbinary, small, "--task", "embed", "--device", "v5e")
