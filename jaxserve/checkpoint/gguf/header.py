@@ -56,6 +56,17 @@ _TYPES = (
     GGMLType(13, "Q5_K", 256, 176),
     GGMLType(14, "Q6_K", 256, 210),
     GGMLType(39, "MXFP4", 32, 17),
+    GGMLType(19, "IQ1_S", 256, 50),
+    GGMLType(29, "IQ1_M", 256, 56),
+    GGMLType(16, "IQ2_XXS", 256, 66),
+    GGMLType(17, "IQ2_XS", 256, 74),
+    GGMLType(22, "IQ2_S", 256, 82),
+    GGMLType(18, "IQ3_XXS", 256, 98),
+    GGMLType(21, "IQ3_S", 256, 110),
+    GGMLType(20, "IQ4_NL", 32, 18),
+    GGMLType(23, "IQ4_XS", 256, 136),
+    GGMLType(34, "TQ1_0", 256, 54),
+    GGMLType(35, "TQ2_0", 256, 66),
 )
 
 GGML_TYPES: dict[int, GGMLType] = {kind.code: kind for kind in _TYPES}

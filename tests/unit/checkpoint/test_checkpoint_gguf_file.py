@@ -28,6 +28,9 @@ from tests.unit.checkpoint.checkpoint_files import (
 
 LEGACY_QUANTS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+I_QUANTS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
+TERNARY = ("TQ1_0", "TQ2_0")
+QUANTS = (*LEGACY_QUANTS, *K_QUANTS, *I_QUANTS, *TERNARY)
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def values() -> np.ndarray:
 
 
 def test_type_table_agrees_with_the_gguf_package() -> None:
-    assert {kind.name for kind in GGML_TYPES.values()} == {"F32", "F16", "BF16", "MXFP4", *LEGACY_QUANTS, *K_QUANTS}
+    assert {kind.name for kind in GGML_TYPES.values()} == {"F32", "F16", "BF16", "MXFP4", *QUANTS}
     for code, kind in GGML_TYPES.items():
         assert GGMLQuantizationType(code).name == kind.name
         assert GGML_QUANT_SIZES[GGMLQuantizationType(code)] == (kind.block_elements, kind.block_bytes)
@@ -64,7 +67,7 @@ def test_quantised_types_are_near_what_was_written(tmp_path: Path, values: np.nd
     np.testing.assert_array_equal(read, whole)
 
 
-@pytest.mark.parametrize("kind", [*LEGACY_QUANTS, *K_QUANTS])
+@pytest.mark.parametrize("kind", QUANTS)
 def test_chunked_dequantisation_equals_the_whole(tmp_path: Path, kind: str) -> None:
     """Over several chunks with a ragged last one, from random blocks with sane scales."""
     size = next(size for size in GGML_TYPES.values() if size.name == kind)
@@ -74,6 +77,8 @@ def test_chunked_dequantisation_equals_the_whole(tmp_path: Path, kind: str) -> N
     for at in scale_positions(kind):
         scales = random.uniform(-0.1, 0.1, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if kind == "IQ1_M":  # whose scale is in the high bits of the last bytes
+        blocks[:, -1] &= 0xBF
     data = blocks.reshape(num_rows, -1)
     file = open_gguf(write_gguf(tmp_path / "a.gguf", "llama", {}, {"w": (kind, data)}))
     assert file.tensors["w"].shape == (num_rows, num_columns)
@@ -84,9 +89,12 @@ def test_chunked_dequantisation_equals_the_whole(tmp_path: Path, kind: str) -> N
 
 def scale_positions(kind: str) -> tuple[int, ...]:
     """Return the byte offsets of a block's float16 scales (and minima)."""
+    if kind in I_QUANTS:
+        return () if kind == "IQ1_M" else (0,)
     return {
         "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2),
         "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+        "TQ1_0": (52,), "TQ2_0": (64,),
     }[kind]  # fmt: skip
 
 
@@ -197,9 +205,9 @@ DAMAGED = {
         "tensor 'w': expected dimensions of at least 1, found [0, 4]",
     ),
     "tensor type": (
-        raw_gguf(records=(tensor_record("w", kind=16),)),
+        raw_gguf(records=(tensor_record("w", kind=9),)),
         "tensor 'w': expected one of the types F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, "
-        "Q6_K, MXFP4, found type 16",
+        "Q6_K, MXFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, found type 9",
     ),
     "ragged row": (
         raw_gguf(records=(tensor_record("w", (40,), kind=8),)),
