@@ -15,6 +15,10 @@ from jaxserve.quant.tensor import Tensor, TensorInfo
 
 T = TypeVar("T")
 COMPRESSED_TENSORS: Final = "compressed-tensors"
+MODELOPT: Final = "modelopt"
+"""Value of `quant_method` of NVIDIA's Model Optimizer."""
+FP8_ALGORITHMS: Final = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+"""Values of `quant_algo` of the Model Optimizer for 8-bit floats with a scale for each matrix or output."""
 Read = Callable[[str], np.ndarray]
 """Reads a stored tensor by name."""
 ReadMatrix = Callable[[Read], Tensor]

@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.checkpoint_quantization import KVScaleDtype
-from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, Read, ReadMatrix
+from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, MODELOPT, Read, ReadMatrix
 from jaxserve.quant.tensor import TensorInfo
 
 _ATTENTION: Final = ".self_attn."
@@ -58,7 +58,7 @@ def kv_scale_dtype(config: Mapping[str, Any], tensors: Mapping[str, Any] | None 
 def has_only_kv_scales(table: Mapping[str, Any]) -> bool:
     """Return True if a `quantization_config` quantises the KV cache and no matrices."""
     has_matrices = table.get("config_groups") or table.get("quant_algo")
-    is_known = table.get("quant_method") in (COMPRESSED_TENSORS, "modelopt")
+    is_known = table.get("quant_method") in (COMPRESSED_TENSORS, MODELOPT)
     return is_known and not has_matrices and _scheme({"quantization_config": table})[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,21 @@ def test_scales_of_blocks_keep_the_stored_values(tmp_path: Path, name: str) -> N
             scales = params[f"{tensor}_scale"]
             found = found.astype(np.float32) * scales.T.repeat(found.shape[1] // len(scales), axis=1)
         np.testing.assert_array_equal(found, expected, err_msg=tensor)
+
+
+@pytest.mark.parametrize(("algorithm", "name"), [("FP8", "fp8"), ("FP8_PER_CHANNEL_PER_TOKEN", "channels")])
+def test_the_model_optimizer_stores_the_same_values(tmp_path: Path, algorithm: str, name: str) -> None:
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "exclude_modules": ["lm_head"]}
+    found = []
+    for folder, layout in (("a", LAYOUTS[name]), ("b", replace(LAYOUTS[name], config=config))):
+        (tmp_path / folder).mkdir()
+        write_fp8(tmp_path / folder, SOURCE, layout)
+        found.append(loaded(tmp_path / folder, "auto"))
+    (expected, params), (chosen, other) = found
+    assert chosen == expected == "fp8"
+    assert params.keys() == other.keys()
+    for tensor, value in params.items():
+        np.testing.assert_array_equal(other[tensor], value, err_msg=tensor)
 
 
 @pytest.mark.parametrize("bits", [0x7F, 0xFF])

@@ -212,7 +212,7 @@ def test_a_global_scale_of_zero_is_rejected(tmp_path: Path) -> None:
         (quantization(transform_config={"R1": 1}), ".transform_config is {'R1': 1}; supported: none"),
         (
             {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
-            ".quant_algo is 'NVFP4_AWQ'; supported: NVFP4, W4A16_NVFP4, a checkpoint",
+            ".quant_algo is 'NVFP4_AWQ'; supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4, W4A16_NVFP4, a checkpoint",
         ),
         ({**MODELOPT, "group_size": 32}, ".group_size is 32; supported: 16"),
     ],

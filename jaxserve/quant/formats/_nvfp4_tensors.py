@@ -23,7 +23,9 @@ from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import (
     COMPRESSED_TENSORS,
+    FP8_ALGORITHMS,
     INSTEAD,
+    MODELOPT,
     CheckpointForm,
     Read,
     ReadMatrix,
@@ -102,7 +104,7 @@ def read_config(made: Format, found: Mapping[str, Any]) -> CheckpointForm | None
         case method if method == COMPRESSED_TENSORS and found.get("format") == COMPRESSED_FORMAT:
             only_scheme(found, _check_group)
             layout = _COMPRESSED
-        case "modelopt" | "modelopt_fp4":
+        case method if method in (MODELOPT, "modelopt_fp4"):
             _check_algorithm(found)
             layout = _MODEL_OPTIMIZER
         case _:
@@ -112,7 +114,7 @@ def read_config(made: Format, found: Mapping[str, Any]) -> CheckpointForm | None
 
 def _check_algorithm(found: Mapping[str, Any]) -> None:
     if found.get("quant_algo") not in _ALGORITHMS:
-        raise unsupported(".quant_algo", found.get("quant_algo"), f"{', '.join(_ALGORITHMS)}, {INSTEAD}")
+        raise unsupported(".quant_algo", found.get("quant_algo"), ", ".join((*FP8_ALGORITHMS, *_ALGORITHMS, INSTEAD)))
     if found.get("group_size", BLOCK) != BLOCK:
         raise unsupported(".group_size", found["group_size"], str(BLOCK))
 

@@ -21,7 +21,9 @@ from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import (
     COMPRESSED_TENSORS,
+    FP8_ALGORITHMS,
     INSTEAD,
+    MODELOPT,
     CheckpointForm,
     CheckpointForms,
     Read,
@@ -148,6 +150,8 @@ def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
     match found.get("quant_method"):
         case "fp8":
             scheme = _read_fp8(found)
+        case method if method == MODELOPT and found.get("quant_algo") in FP8_ALGORITHMS:
+            scheme = _Scheme(True, False, _DEFAULT_BLOCK)
         case method if method == COMPRESSED_TENSORS and has_weights(found, "float", 8):
             scheme = only_scheme(found, _read_group)
         case _:

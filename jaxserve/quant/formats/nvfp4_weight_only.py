@@ -11,7 +11,7 @@ import numpy as np
 from jaxserve_kernels.tpu_words import LANES, NUMBERS_OF_WORD, UNIT, pack_numbers
 
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
-from jaxserve.quant.checkpoint import CheckpointForms
+from jaxserve.quant.checkpoint import MODELOPT, CheckpointForms
 from jaxserve.quant.format import Cutting, Format, Host
 from jaxserve.quant.formats import _nvfp4_tensors as nvfp4
 from jaxserve.quant.formats import int8_weight_only, none
@@ -161,7 +161,7 @@ def _both_levels(weight: QuantArray[Any]) -> TwoLevelScales:
 FORMAT = Nvfp4WeightOnly()
 _IN_WORDS: Final = Nvfp4WeightOnly(are_words=True)
 CHECKPOINTS = CheckpointForms(
-    ("modelopt",),
+    (MODELOPT,),
     partial(nvfp4.read_config, FORMAT),
     compressed=f"4-bit floats with `format` {nvfp4.COMPRESSED_FORMAT}",
 )
