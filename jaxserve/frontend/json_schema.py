@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -38,6 +39,8 @@ _LARGEST: Final = (1 << 63) - 1024
 """Numbers are compared with bounds as far as this: it is the largest one of 64 bits that is a float, too."""
 _OPEN: Final = 10**17
 """The grammar compiler takes larger bounds only beside one on the other side."""
+_EXACT: Final = 1 << 53
+"""Integers as far as this are floats of 64 bits, with which the grammar compiler writes values."""
 _MOST_COUNTS: Final = ("maxLength", "maxItems", "maxProperties")
 _LARGEST_COUNT: Final = (1 << 32) - 1
 """The grammar compiler reads no larger one. No context holds as much."""
@@ -59,8 +62,8 @@ def intended_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
     An object schema that lists `properties` and says nothing of others allows no others, as users, OpenAI's strict mode
     and other engines understand it; `"additionalProperties": true` keeps it open. A schema that is combined with others
     for the same object (`allOf`, `properties` beside `$ref`) stays as JSON Schema defines it, since closing each part
-    would exclude the properties of the rest. Raises InvalidRequestError for `uniqueItems`, and for bounds that only huge
-    numbers satisfy.
+    would exclude the properties of the rest. Raises InvalidRequestError for `uniqueItems`, for bounds that only huge
+    numbers satisfy, and for listed values with integers that the compiler would round.
     """
     return _rewritten(schema, _combined(schema), param)
 
@@ -81,6 +84,8 @@ def _rewritten(schema: dict[str, Any], combined: frozenset[int], param: str) -> 
             result[name] = of(value)
         elif name == "pattern" and isinstance(value, str):
             result[name] = _rust_pattern(value)
+        elif name in ("const", "enum"):
+            result[name] = _exact(name, value, param)
         elif _has_no_effect(name, value):
             continue
         elif name == "uniqueItems" and isinstance(value, bool):
@@ -106,10 +111,32 @@ def _with_bounds(schema: dict[str, Any], param: str) -> dict[str, Any]:
                 raise invalid(
                     param, f"{name}: no number of 64 bits is beyond {shorten(value)}, and others cannot be enforced"
                 )
-            found[name] = sign * min(sign * value, _LARGEST)
+            found[name] = _inward(sign * min(sign * value, _LARGEST), sign)
             if sign * value <= -_OPEN:
                 found.setdefault(other, -sign * _LARGEST)
     return found
+
+
+def _inward(bound: float, sign: int) -> float:
+    """Return the nearest float that lets no further number pass, as an integer if the bound is one. sign: 1 for an upper bound, -1 for a lower one."""
+    nearest = float(bound)
+    if sign * nearest > sign * bound:
+        nearest = math.nextafter(nearest, -sign * math.inf)
+    return int(nearest) if isinstance(bound, int) else bound
+
+
+def _exact(name: str, value: Any, param: str) -> Any:
+    """Return the value of `const` or `enum`. Raises InvalidRequestError for an integer in it that the compiler would round."""
+    places = [value]
+    while places:
+        item = places.pop()
+        if isinstance(item, int) and abs(item) > _EXACT:
+            raise invalid(
+                param, f"{name}: integers beyond 2^53 cannot be enforced, write texts instead, got {shorten(item)}"
+            )
+        if isinstance(item, dict | list):
+            places += item.values() if isinstance(item, dict) else item
+    return value
 
 
 def _has_no_effect(name: str, value: Any) -> bool:

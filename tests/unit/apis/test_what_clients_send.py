@@ -472,6 +472,27 @@ def test_bounds_of_64_bits_and_beyond_are_enforced_as_far_as_there_are_numbers(
             intended_schema({"properties": {"a": {"type": kind, name: bound}}}, "guided_json")
 
 
+@pytest.mark.parametrize("name", ["const", "enum"])
+def test_listed_integers_that_would_be_rounded_are_refused(vocabulary: LLTokenizer, name: str) -> None:
+    for value in (2**53 + 1, -(2**63), 10**30):
+        listed: Any = {"id": [value]} if name == "const" else ["a", value]
+        with pytest.raises(InvalidRequestError, match=rf"{name}: integers beyond 2\^53 .* got {value}"):
+            intended_schema({"properties": {"a": {name: listed}}}, "guided_json")
+    schema = intended_schema({name: 2**53 if name == "const" else [-(2**53)]}, "guided_json")
+    assert follows(vocabulary, schema, "9007199254740992" if name == "const" else "-9007199254740992")
+
+
+def test_bounds_between_floats_let_no_further_integer_pass(vocabulary: LLTokenizer) -> None:
+    between = 2**53 + 1
+    for name, outside, inside in (("minimum", -1, 1), ("maximum", 1, -1)):
+        schema = intended_schema({"type": "integer", name: between}, "guided_json")
+        assert not follows(vocabulary, schema, str(between + outside))
+        assert follows(vocabulary, schema, str(between + inside))
+    schema = intended_schema({"type": "integer", "minimum": between, "maximum": between}, "guided_json")
+    alone = Grammar("json_schema", json.dumps(schema))
+    assert "Unsatisfiable" in str(checked(alone, vocabulary, StructuredConfig()).error)
+
+
 # 9: numbers
 
 
