@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -154,7 +154,8 @@ class _Reader:
         types = self._keys.types(tokens)
         if model == "gpt2":
             pre_tokenizer = self._pre_tokenizer()
-            backend = self._byte_level_backend(tokens, pre_tokenizer)
+            vocab = {token: index for index, token in enumerate(tokens)}
+            backend = pre_tokenizer.byte_level(vocab, self._merges(tokens))
             adds_bos = pre_tokenizer.adds_bos
         elif model == "gemma4":
             backend = self._sentencepiece_backend(tokens, self._merges(tokens), has_prefix=False)
@@ -184,20 +185,11 @@ class _Reader:
             raise self._keys.error("pre", f"one of {', '.join(sorted(PRE_TOKENIZERS))}", repr(name[:64]))
         return pre_tokenizer
 
-    def _byte_level_backend(self, tokens: list[str], pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
-        vocab = {token: index for index, token in enumerate(tokens)}
-        backend = tokenizers.Tokenizer(
-            models.BPE(vocab, self._merges(tokens), ignore_merges=pre_tokenizer.ignores_merges)
-        )
-        splits = [pre_tokenizers.Split(Regex(step), behavior="isolated") for step in pre_tokenizer.steps]
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-        backend.decoder = decoders.ByteLevel()
-        return backend
-
     def _merges(self, tokens: list[str]) -> list[tuple[str, str]]:
-        merges, vocab = [], set(tokens)
-        for index, merge in enumerate(self._keys.items("merges", str) or []):
+        merges, vocab, stored = [], set(tokens), self._keys.items("merges", str)
+        if stored is None:
+            raise self._keys.error("merges", "a list of pairs", "nothing")
+        for index, merge in enumerate(stored):
             # A token may begin with a space that is not the separator.
             left, _, right = merge[1:].partition(" ")
             pair = (merge[:1] + left, right)

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
@@ -20,6 +23,15 @@ class PreTokenizer:
     """True if a word that is a token stays whole even if merges do not build it."""
     adds_bos: bool = False
     """True if a prompt begins with BOS unless the file says otherwise."""
+
+    def byte_level(self, vocab: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
+        """Return a tokenizer of byte-level BPE, without added tokens."""
+        backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=self.ignores_merges))
+        splits = [pre_tokenizers.Split(Regex(step), behavior="isolated") for step in self.steps]
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+        backend.decoder = decoders.ByteLevel()
+        return backend
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

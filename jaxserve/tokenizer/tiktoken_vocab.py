@@ -1,43 +1,28 @@
 """Kimi's tokenizer from `tiktoken.model`, a list of byte strings and ranks: K2, K2.5, K2.6 and Kimi Linear are published with it.
 
-The expressions that divide a text are code in their repositories, which is not run, so they are repeated here.
+The expressions that divide a text are code in their repositories, which is not run: they are those of their GGUF files.
 """
 
 from __future__ import annotations
 
 import binascii
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 from jaxserve.errors import CheckpointError, shown
+from jaxserve.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from jaxserve.tokenizer.token_bytes import byte_alphabet
 
 NUM_CONTROL_TOKENS: Final = 256
 """Tokens after those of the file, most of them reserved: published models have embeddings of these and no more."""
 _MAX_TOKENS: Final = 1 << 22
-_NO_HAN: Final = r"&&[^\p{Han}]"
-_UPPER: Final = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NO_HAN}]"
-_LOWER: Final = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NO_HAN}]"
-_BEFORE_WORD: Final = r"[^\r\n\p{L}\p{N}]?"
-_CONTRACTION: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-PATTERN: Final = "|".join(
-    (
-        r"\p{Han}+",
-        f"{_BEFORE_WORD}{_UPPER}*{_LOWER}+{_CONTRACTION}",
-        f"{_BEFORE_WORD}{_UPPER}+{_LOWER}*{_CONTRACTION}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-"""Words of a text: Chinese characters are words of their own."""
+_PRE_TOKENIZER: Final = replace(PRE_TOKENIZERS["kimi-k2"], ignores_merges=True)
 _CHARACTERS: Final[Mapping[int, str]] = {byte: character for character, byte in byte_alphabet().items()}
 
 
@@ -54,11 +39,7 @@ def read_tiktoken(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer
     ranks, added = _read_ranks(path), _read_added(path.parent / "tokenizer_config.json", config)
     vocab = {_text(token): rank for token, rank in ranks.items()}
     # A word that is a token stays whole; any other word's pairs merge in the order of the ranks of what they make.
-    backend = tokenizers.Tokenizer(models.BPE(vocab, _merges(ranks), ignore_merges=True))
-    splits = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([splits, to_bytes])
-    backend.decoder = decoders.ByteLevel()
+    backend = _PRE_TOKENIZER.byte_level(vocab, _merges(ranks))
     tokens = [
         AddedToken(each.content, normalized=False, special=each.special)
         for index in range(len(ranks), len(ranks) + NUM_CONTROL_TOKENS)

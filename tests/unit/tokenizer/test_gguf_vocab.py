@@ -185,6 +185,7 @@ def test_chat_templates_by_name() -> None:
         ({"eos_token_id": 10**6}, r"eos_token_id: expected an id below \d+, found 1000000"),
         ({"eos_token_id": -1}, r"eos_token_id: expected an id below \d+, found -1"),
         ({"bos_token_id": "x"}, "bos_token_id: expected a int, found a str"),
+        ({"merges": None}, r"merges: expected a list of pairs, found nothing"),
         ({"merges": ["q zzzz"]}, "expected two tokens that join to a token, found 'q zzzz' at index 0"),
         ({"add_bos_token": True, "bos_token_id": None}, "bos_token_id: expected a token id, because of add_bos_token"),
     ],

@@ -14,9 +14,11 @@ import tokenizers
 
 from jaxserve.checkpoint.files import expect_tokenizer_files
 from jaxserve.errors import CheckpointError
-from jaxserve.tokenizer.tiktoken_vocab import NUM_CONTROL_TOKENS, PATTERN
+from jaxserve.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from jaxserve.tokenizer.tiktoken_vocab import NUM_CONTROL_TOKENS
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_eos_token_ids, load_tokenizer
 
+(PATTERN,) = PRE_TOKENIZERS["kimi-k2"].steps
 TEXTS = (
     "Hello there, it's 12345 o'clock; we'LL  see\n\n  the\tJSONParser of HTMLs.\r\n",
     "中文字符和English混排，数字１２３४५；한국어 テキスト ひらがな",
