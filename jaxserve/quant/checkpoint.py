@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.tensor import Tensor, TensorInfo
@@ -71,6 +71,13 @@ def unsupported(key: str, value: object, supported: str) -> CheckpointError:
     """Return the error for a value that is not read. key: below `quantization_config`, with a dot before it."""
     text = repr(value) if len(repr(value)) <= _MAX_SHOWN else repr(value)[:_MAX_SHOWN] + "..."
     return CheckpointError(f"model config: quantization_config{key} is {text}; supported: {supported}")
+
+
+def misshapen(info: TensorInfo, expected: str) -> CheckpointError:
+    """Return the error for a stored tensor of another shape or type."""
+    return CheckpointError(
+        f"{info.file}: tensor {shown(info.name)}: expected {expected}, found shape {info.shape} of {info.stored_dtype}"
+    )
 
 
 def only_scheme(found: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], T]) -> T:

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, Read
+from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, Read, misshapen
 from jaxserve.quant.formats._int4_config import Int4Layout
 from jaxserve.quant.tensor import TensorInfo
 
@@ -142,7 +142,7 @@ def take_matrix(tensors: dict[str, TensorInfo], module: str, layout: Int4Layout)
 
     numbers = tensors.pop(module + layout.suffix)
     if len(numbers.shape) != 2 or numbers.stored_dtype != "I32":
-        raise _misshapen(numbers, "two dimensions of I32")
+        raise misshapen(numbers, "two dimensions of I32")
     height, width = numbers.shape
     if layout.method == COMPRESSED_TENSORS:
         scales = taken("weight_scale", is_needed=True)
@@ -169,16 +169,10 @@ def _check_shapes(matrix: PackedMatrix) -> None:
     if layout.method == COMPRESSED_TENSORS:
         across, words = across[::-1], words[::-1]
     if num_inputs % size or scales.shape != across:
-        raise _misshapen(
+        raise misshapen(
             scales, f"{across}, a scale for each of {num_outputs} outputs and {size} of {num_inputs} inputs"
         )
     if zeros is not None and (zeros.shape != words or zeros.stored_dtype != "I32" or num_outputs % _PER_WORD):
-        raise _misshapen(zeros, f"{words} of I32")
+        raise misshapen(zeros, f"{words} of I32")
     if groups is not None and groups.shape != (num_inputs,):
-        raise _misshapen(groups, f"the group of each of {num_inputs} inputs")
-
-
-def _misshapen(info: TensorInfo, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"{info.file}: tensor {shown(info.name)}: expected {expected}, found shape {info.shape} of {info.stored_dtype}"
-    )
+        raise misshapen(groups, f"the group of each of {num_inputs} inputs")

@@ -30,6 +30,7 @@ from jaxserve.quant.checkpoint import (
     Read,
     ReadMatrix,
     are_symmetric,
+    misshapen,
     only_scheme,
     unsupported,
 )
@@ -141,12 +142,12 @@ def _take(made: Format, layout: _Layout, tensors: dict[str, TensorInfo], module:
     numbers = tensors.pop(module + layout.numbers)
     scales, matrix_scale = (_pop(tensors, numbers, module + suffix) for suffix in (_SCALE, layout.matrix_scale))
     if len(numbers.shape) != 2 or numbers.shape[1] % (BLOCK // 2):
-        raise _misshapen(numbers, f"two dimensions of U8, the last a multiple of {BLOCK // 2}")
+        raise misshapen(numbers, f"two dimensions of U8, the last a multiple of {BLOCK // 2}")
     height, width = numbers.shape[0], 2 * numbers.shape[1]
     if scales.shape != (height, width // BLOCK) or scales.stored_dtype != "F8_E4M3":
-        raise _misshapen(scales, f"{(height, width // BLOCK)} of F8_E4M3")
+        raise misshapen(scales, f"{(height, width // BLOCK)} of F8_E4M3")
     if matrix_scale.shape not in ((), (1,)) or matrix_scale.stored_dtype != "F32":
-        raise _misshapen(matrix_scale, "one number of F32")
+        raise misshapen(matrix_scale, "one number of F32")
     parts = (numbers, scales, matrix_scale)
     name, num_bytes = f"{module}.weight", sum(part.num_stored_bytes for part in parts)
     tensors[name] = replace(
@@ -175,9 +176,3 @@ def _pop(tensors: dict[str, TensorInfo], numbers: TensorInfo, name: str) -> Tens
     if name in tensors:
         return tensors.pop(name)
     raise CheckpointError(f"{numbers.file}: tensor {shown(numbers.name)}: expected {shown(name)} beside it, found none")
-
-
-def _misshapen(info: TensorInfo, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"{info.file}: tensor {shown(info.name)}: expected {expected}, found shape {info.shape} of {info.stored_dtype}"
-    )
