@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from tests.tools import render_chart
-from tests.tools.render_chart import CHART, FIXTURES, KV_PEERS, digest, merged, render
+from tests.tools.render_chart import CHART, FIXTURES, KV_PEERS, ONE_POD, digest, merged, render
 
 FIXTURE: Final = FIXTURES / "values.json"
 FEATURES: Final[dict[str, Any]] = {
@@ -23,9 +23,14 @@ FEATURES: Final[dict[str, Any]] = {
     "autoscaling": {"enabled": True},
     "monitoring": {"enabled": True},
 }
+CLIENTS: Final = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
 BASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "deployment": ("gpu", {}),
     "deployment-tpu": ("tpu", {}),
+    "one-pod": (
+        "cpu",
+        merged(ONE_POD, {"caches": {"accessMode": "ReadWriteMany"}, "networkPolicy": {"from": CLIENTS}}),
+    ),
     "deployment-features": ("gpu", merged(FEATURES, KV_PEERS)),
     "several-hosts": ("multi-host-gpu", {}),
     "several-hosts-features": ("multi-host-gpu", FEATURES),
@@ -35,6 +40,7 @@ BASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 OTHERS: Final[dict[str, Any]] = {
     "model": "another/model",
     "settings": {"max_num_batched_tokens": 1024},
+    "env": {"HTTPS_PROXY": "http://proxy.example:3128"},
     "image.repository": "registry.example/jaxserve",
     "image.tag": "another",
     "image.pullPolicy": "Always",
@@ -50,13 +56,15 @@ OTHERS: Final[dict[str, Any]] = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
     "runtimeClassName": "nvidia",
     "caches.storageClassName": "shared",
+    "caches.accessMode": "ReadWriteOnce",
     "caches.models": "200Gi",
     "caches.programs": "5Gi",
-    "updateStrategy.maxUnavailable": 1,
-    "updateStrategy.maxSurge": 0,
+    "updateStrategy.maxUnavailable": 2,
+    "updateStrategy.maxSurge": 2,
     "startup.timeout": 2400,
     "service.type": "LoadBalancer",
     "service.port": 80,
+    "service.annotations": {"cloud.example/internal": "true"},
     "kvPeers.port": 7100,
     "podDisruptionBudget.maxUnavailable": 2,
     "gateway.name": "public",

@@ -25,6 +25,8 @@ SETTINGS: Final = CHART / "files" / "settings.md"
 RELEASE: Final = "jaxserve"
 EVERYTHING: Final[dict[str, Any]] = {
     "settings": {"max_queued_tokens": 4194304, "memory_fraction": 0.85, "public_metrics": True},
+    "env": {"HTTPS_PROXY": "http://proxy.example:3128", "NCCL_NVLS_ENABLE": 0},
+    "service": {"type": "LoadBalancer", "annotations": {"cloud.example/internal": "true"}},
     "image": {"pullSecrets": ["registry"]},
     "runtimeClassName": "nvidia",
     "caches": {"storageClassName": "shared"},
@@ -59,6 +61,11 @@ RAY: Final[dict[str, Any]] = {
     "image": {"pullSecrets": ["registry"]},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "sharedMemory": "8Gi",
+    "env": {"HF_HUB_OFFLINE": True},
+}
+ONE_POD: Final[dict[str, Any]] = {
+    "caches": {"accessMode": "ReadWriteOnce"},
+    "updateStrategy": {"maxUnavailable": 1, "maxSurge": 0},
 }
 KV_PEERS: Final[dict[str, Any]] = {"settings": {"kv_offload_memory": "64GiB"}, "kvPeers": {"enabled": True}}
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -71,6 +78,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "ray-settings": ("ray", RAY),
     "everything": ("gpu", EVERYTHING),
     "gateway": ("gpu", {"gateway": {"enabled": True}}),
+    "one-pod": ("gpu", ONE_POD),
     "kv-peers": ("gpu", KV_PEERS),
     "ray-kv-peers": ("ray", KV_PEERS),
     "multi-host-gateway": ("multi-host-gpu", GATEWAY),

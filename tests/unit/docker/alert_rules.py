@@ -44,6 +44,7 @@ def constant(metric: str, bad: float, good: float) -> Case:
 _OK: Final = 'jaxserve:http_requests_total{route="/v1/completions", status="200"}'
 CASES: Final[dict[str, tuple[Case, ...]]] = {
     "JaxserveDown": (Case("up", "1x4 0x36", "1x40"),),
+    "JaxserveMissing": (),  # there is no series
     "JaxserveNotServing": (Case("jaxserve:request_capacity", "0x40", "0x20 64x20"),),
     "JaxserveEngineRestarted": (Case("jaxserve:engine_restarts_total", "0x20 1x20", "1x40"),),
     "JaxserveStalled": (
@@ -96,27 +97,44 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
 
 
 def promtool_test() -> dict[str, Any]:
-    """Return the file for `promtool test rules`: after 20 minutes each alert fires for the instance `bad` and no other."""
+    """Return the file for `promtool test rules`: after 20 minutes each alert fires for the instance `bad` and no other.
+
+    Without any series only the alert fires that servers are missing.
+    """
     return {
         "rule_files": [str(FILE)],
         "evaluation_interval": "30s",
         "tests": [
             {
                 "interval": "30s",
-                "input_series": [
-                    {"series": _series(case.metric, instance), "values": values}
-                    for case in cases
-                    for instance, values in (("bad", case.bad), ("good", case.good))
-                ],
+                "input_series": [],
                 "promql_expr_test": [
                     {
-                        "expr": f'count by (instance) (ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                        "expr": 'count by (alertname, instance) (ALERTS{alertstate="firing"})',
                         "eval_time": "20m",
-                        "exp_samples": [{"labels": '{instance="bad"}', "value": 1}],
+                        "exp_samples": [{"labels": '{alertname="JaxserveMissing"}', "value": 1}],
                     }
                 ],
-            }
-            for alert, cases in CASES.items()
+            },
+            *(
+                {
+                    "interval": "30s",
+                    "input_series": [
+                        {"series": _series(case.metric, instance), "values": values}
+                        for case in cases
+                        for instance, values in (("bad", case.bad), ("good", case.good))
+                    ],
+                    "promql_expr_test": [
+                        {
+                            "expr": f'count by (instance) (ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                            "eval_time": "20m",
+                            "exp_samples": [{"labels": '{instance="bad"}', "value": 1}],
+                        }
+                    ],
+                }
+                for alert, cases in CASES.items()
+                if cases
+            ),
         ],
     }
 

@@ -87,7 +87,7 @@ def test_promtool_fires_each_alert_for_the_bad_server_only(tmp_path: Path) -> No
 def test_promtool_would_see_an_alert_that_does_not_fire(tmp_path: Path) -> None:
     file = tmp_path / "test.yml"
     broken = promtool_test()
-    for series in broken["tests"][0]["input_series"]:
+    for series in broken["tests"][1]["input_series"]:
         series["values"] = "1x40"
     file.write_text(json.dumps(broken))
     done = subprocess.run([needs_promtool(), "test", "rules", str(file)], capture_output=True, text=True, check=False)

@@ -66,10 +66,21 @@ TABLE: Final = {
     ),
     "docker build": Subcommand(("--file", "--target", "--tag"), names=("context",)),
     "docker compose": Subcommand(("--file", "--profile"), names=("action",)),
+    "docker push": Subcommand(names=("image",)),
     "kubectl create secret generic": Subcommand(("--from-literal",), names=("name",)),
-    "kubectl describe pod": Subcommand(),
+    "kubectl apply": Subcommand(("--filename",)),
+    "kubectl get pods": Subcommand(("--selector", "--output")),
+    "kubectl describe pods": Subcommand(("--selector",)),
+    "kubectl describe nodes": Subcommand(),
+    "kubectl logs": Subcommand(switches=("--follow", "--previous"), names=("object",)),
+    "kubectl exec": Subcommand(names=("object",)),
+    "kubectl rollout status": Subcommand(("--timeout",), names=("object",)),
+    "kubectl rollout restart": Subcommand(names=("object",)),
+    "kubectl delete persistentvolumeclaims": Subcommand(names=("models", "programs")),
     "helm install": Subcommand(("--values", "--set"), names=("release", "chart")),
-    "helm uninstall": Subcommand(),
+    "helm upgrade": Subcommand(("--values", "--set"), names=("release", "chart")),
+    "helm rollback": Subcommand(names=("release",)),
+    "helm uninstall": Subcommand(names=("release",)),
     "systemctl enable": Subcommand(switches=("--now",), names=("unit",)),
     "systemctl reload": Subcommand(names=("unit",)),
     "numactl": Subcommand(("--cpunodebind", "--membind")),
@@ -77,16 +88,23 @@ TABLE: Final = {
 
 
 def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the subcommand and its arguments; of numactl, those before the program that it starts. Raises ValueError."""
+    """Return the subcommand and its arguments: those before the program that it starts. Raises ValueError."""
     line = " ".join(words)
     name = next((name for name in TABLE if f"{line} ".startswith(f"{name} ")), None)
     if name is None:
         raise ValueError(f"no subcommand of the table: {line}")
     rest = words[len(name.split()) :]
-    return name, TABLE[name].read(rest[: rest.index("jaxserve")] if name == "numactl" else rest)
+    starts = {"numactl": "jaxserve", "kubectl exec": "--"}.get(name)
+    return name, TABLE[name].read(rest[: rest.index(starts)] if starts else rest)
 
 
-SHOWN = [words for page in PAGES for words in commands_of(page, *PROGRAMS)]
+def names_only(words: list[str]) -> bool:
+    """Return True for a mention of a subcommand that does nothing without arguments."""
+    subcommand = TABLE.get(" ".join(words))
+    return subcommand is not None and bool(subcommand.names)
+
+
+SHOWN = [words for page in PAGES for words in commands_of(page, *PROGRAMS) if not names_only(words)]
 
 
 def shown(name: str) -> list[dict[str, Any]]:
@@ -101,7 +119,9 @@ def test_a_command_has_flags_of_the_table(words: list[str]) -> None:
     parsed(words)
 
 
-@pytest.mark.parametrize("line", ["docker run --pubish 1:1 jaxserve:cpu", "kubectl apply", "docker run", "helm list"])
+@pytest.mark.parametrize(
+    "line", ["docker run --pubish 1:1 jaxserve:cpu", "kubectl apply -x", "docker run", "helm list"]
+)
 def test_a_wrong_flag_or_word_would_be_seen(line: str) -> None:
     with pytest.raises(ValueError, match=r"arguments|table"):
         parsed(line.split())
@@ -140,9 +160,10 @@ def test_images_are_built_from_files_and_stages_that_exist() -> None:
         assert all((ROOT / file).is_file() for file in command["file"])
         (target,) = command["target"]
         assert target in stages()
-        assert command["tag"] == [f"jaxserve:{target}"]
+        (tag,) = command["tag"]
+        assert tag == f"jaxserve:{target}" or tag.startswith(f"REGISTRY/jaxserve:{target}-")
         assert command["context"] == "."
-    assert {command["image"] for command in shown("docker run")} <= {
+    assert {command["image"] for name in ("docker run", "docker push") for command in shown(name)} <= {
         tag for command in shown("docker build") for tag in command["tag"]
     }
     arguments = re.findall(r"--build-arg (\w+)=", HANDBOOK)
@@ -183,10 +204,14 @@ def value_exists(path: str) -> bool:
 
 
 def test_the_chart_is_installed_from_files_and_with_values_that_exist() -> None:
-    for command in shown("helm install"):
+    for command in [*shown("helm install"), *shown("helm upgrade")]:
         assert ROOT / command["chart"] == CHART
         assert all((ROOT / file).is_file() and (ROOT / file).parent == CHART for file in command["values"])
-        assert all(value_exists(given.partition("=")[0]) for given in command["set"])
+        given = dict(pair.split("=") for text in command["set"] for pair in text.split(","))
+        assert all(map(value_exists, given))
+        if command["release"] != "RELEASE" and "image.tag" in given:
+            (target,) = (values(Path(file).name)["image"]["tag"] for file in command["values"])
+            assert given["image.tag"].startswith(f"{target}-")
 
 
 def test_values_of_the_chart_that_its_page_names_exist() -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from jaxserve import __version__
 from jaxserve.runtime.settings import BY_NAME
-from tests.tools.render_chart import CASES, CHART, EVERYTHING, FIXTURES, can_render, digest, render
+from tests.tools.render_chart import CASES, CHART, EVERYTHING, FIXTURES, RAY, can_render, digest, render
 from tests.unit.docker.alert_rules import RULES
 from tests.unit.docker.manifests import FOLDER, documents, templates
 from tests.unit.docker.test_dashboard import SERIES
@@ -206,3 +206,33 @@ def test_the_chart_has_the_version_of_the_package() -> None:
 
 def test_alerts_are_one_file() -> None:
     assert Path(CHART / "files" / "alerts.yml").resolve() == Path(CHART.parents[1] / "monitoring" / "alerts.yml")
+
+
+def test_variables_of_other_programs_reach_the_containers_that_serve() -> None:
+    pods = {
+        "everything": fixture("everything")["Deployment", "jaxserve"]["spec"]["template"]["spec"],
+        "ray-settings": next(iter(fixture("ray-settings")["RayService", "jaxserve"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]))["template"]["spec"],
+    }  # fmt: skip
+    for case, given in (("everything", EVERYTHING), ("ray-settings", RAY)):
+        (container,) = pods[case]["containers"]
+        found = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert {name: json.dumps(value).strip('"') for name, value in given["env"].items()}.items() <= found.items()
+
+
+def test_a_load_balancer_reaches_pods_past_the_network_policy() -> None:
+    rendered = fixture("everything")
+    service = rendered["Service", "jaxserve"]
+    assert service["spec"]["type"] == "LoadBalancer"
+    assert service["metadata"]["annotations"] == EVERYTHING["service"]["annotations"]
+    assert (
+        rendered["NetworkPolicy", "jaxserve"]["spec"]["ingress"][0]["from"][0] == EVERYTHING["networkPolicy"]["from"][0]
+    )
+
+
+def test_a_volume_for_one_pod_is_free_before_the_next_pod_mounts_it() -> None:
+    rendered = fixture("one-pod")
+    claims = [document for (kind, _), document in rendered.items() if kind == "PersistentVolumeClaim"]
+    assert [claim["spec"]["accessModes"] for claim in claims] == [["ReadWriteOnce"]] * 2
+    deployment = rendered["Deployment", "jaxserve"]["spec"]
+    assert deployment["replicas"] == 1
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}

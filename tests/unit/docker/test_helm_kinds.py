@@ -13,7 +13,8 @@ from jaxserve.config import TierConfig
 from jaxserve.config.hosts import host_and_port
 from jaxserve.ray.settings import read_arguments
 from tests.e2e.http_server import TOKENIZER
-from tests.tools.render_chart import CASES, GATEWAY, KV_PEERS, RAY, can_render, merged, render
+from tests.tools.chart_values import FEATURES
+from tests.tools.render_chart import CASES, GATEWAY, KV_PEERS, ONE_POD, RAY, can_render, merged, render
 from tests.unit.docker.test_helm import SCHEMA, fixture, values
 
 Document = dict[str, Any]
@@ -194,6 +195,10 @@ def test_only_replicas_may_fetch_pages_from_each_other() -> None:
         {"settings": {"max_replicas": "4"}},
         {"ray": {"workers": 2}},
         {"kvPeers": {"port": 80}},
+        {"env": {"NCCL SOCKET": "eth0"}},
+        {"env": {"PROXIES": ["a"]}},
+        {"caches": {"accessMode": "ReadOnlyMany"}},
+        {"service": {"annotations": {"a": 1}}},
     ],
     ids=str,
 )
@@ -227,6 +232,13 @@ def test_the_schema_refuses_wrong_values(wrong: Document) -> None:
         ),
         ("multi-host-gpu", KV_PEERS, "kvPeers.enabled needs hosts: 1"),
         ("gpu", merged(KV_PEERS, {"settings": {"replicas": 2}}), "kvPeers.enabled needs settings.replicas: 1"),
+        ("gpu", {"caches": {"accessMode": "ReadWriteOnce"}}, "caches.accessMode: a claim that is ReadWriteOnce"),
+        ("gpu", merged(ONE_POD, {"replicas": 2}), "it needs replicas: 1"),
+        ("gpu", {"updateStrategy": {"maxSurge": 0}}, "updateStrategy.maxSurge and updateStrategy.maxUnavailable"),
+        ("gpu", merged(FEATURES, {"autoscaling": {"minReplicas": 5}}), "autoscaling.maxReplicas: expected at least"),
+        ("gpu", {"service": {"type": "NodePort"}}, "service.type: NodePort is for clients outside the namespace"),
+        ("gpu", {"env": {"JAXSERVE_MAX_NUM_SEQS": 8}}, "env.JAXSERVE_MAX_NUM_SEQS: put settings.max_num_seqs"),
+        ("ray", {"env": {"HF_TOKEN": "hf_x"}}, "env.HF_TOKEN: the chart sets it"),
         ("ray", {"hosts": 2}, "ray.enabled needs hosts: 1"),
         ("ray", {"monitoring": {"enabled": True}}, "ray.enabled needs monitoring.enabled: false"),
         ("ray", {"gateway": {"enabled": True}}, "ray.enabled needs gateway.enabled: false"),

@@ -19,7 +19,8 @@ from jaxserve.runtime.settings import BY_NAME, SETTINGS
 from tests.unit.docker.kubernetes_schemas import SCHEMAS
 from tests.unit.docker.manifests import FILES, ROOT, Pod, documents, pods, templates
 
-KUBERNETES_VERSION = "1.34"
+KUBERNETES_VERSIONS = ("1.27", "1.37")
+"""The oldest that the chart accepts, and the newest whose schemas are installed."""
 DEFAULT = ServerConfig()
 PODS = pods()
 OWN_PODS = [pod for pod in PODS if "RayService" not in pod.place]
@@ -30,12 +31,23 @@ def validate(document: dict[str, Any]) -> None:
     """Raise an error for a document that its API would refuse. Unknown fields are errors."""
     schema = SCHEMAS.get((document["apiVersion"], document["kind"]))
     if schema is None:
-        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+        validate_of_kubernetes(document)
         return
     jsonschema.validate(document, schema)
     for template in templates(document):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]}
-        kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
+        validate_of_kubernetes(pod)
+
+
+def validate_of_kubernetes(document: dict[str, Any]) -> None:
+    """Raise an error for a document that one of the versions of Kubernetes would refuse."""
+    for version in KUBERNETES_VERSIONS:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_the_oldest_version_is_that_of_the_chart() -> None:
+    chart = yaml.safe_load((ROOT / "docker" / "helm" / "jaxserve" / "Chart.yaml").read_text("utf-8"))
+    assert chart["kubeVersion"] == f">={KUBERNETES_VERSIONS[0]}.0-0"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

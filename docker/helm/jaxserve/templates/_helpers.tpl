@@ -119,6 +119,14 @@ runtimeClassName: {{ . }}
       optional: true
 {{- end }}
 
+{{- /* Variables of other programs than the server. */ -}}
+{{- define "jaxserve.env" -}}
+{{- range $name, $value := .Values.env }}
+- name: {{ $name }}
+  value: {{ include "jaxserve.value" $value }}
+{{- end }}
+{{- end }}
+
 {{- define "jaxserve.hubToken" -}}
 - name: HF_TOKEN
   valueFrom:
@@ -213,6 +221,9 @@ spec:
         {{- range $name, $value := .Values.settings }}
         - name: JAXSERVE_{{ upper $name }}
           value: {{ include "jaxserve.value" $value }}
+        {{- end }}
+        {{- with include "jaxserve.env" . }}
+        {{- . | nindent 8 }}
         {{- end }}
         {{- include "jaxserve.apiKey" . | nindent 8 }}
         {{- include "jaxserve.hubToken" . | nindent 8 }}
