@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documented_commands import shown_in
 from tests.e2e.http_server import await_ready, launched
 from tests.e2e.real_server import COLD_START_TIMEOUT_S, FEW_PROGRAMS, model
 
@@ -100,3 +102,16 @@ def test_installed_wheel_serves_a_model_from_another_folder(environment: Path, t
         assert (status, json.loads(reply)["usage"]["completion_tokens"]) == (200, 5)
         assert len(list((tmp_path / "programs").iterdir())) == 6
         assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_extras_that_the_handbook_installs_exist_and_have_what_tests_use() -> None:
+    """Without an index: what an extra needs is in this environment, where tests/e2e/test_tracing.py uses it."""
+    (words,) = (
+        shlex.split(line) for line in shown_in(ROOT / "docs" / "operating.md") if line.startswith("pip install")
+    )
+    options = ["--dry-run", "--no-index", "--no-build-isolation", "--report", "-"]
+    done = subprocess.run([*PIP, *words[1:], *options], cwd=ROOT, capture_output=True, text=True, check=True)
+    (installed,) = json.loads(done.stdout)["install"]
+    assert installed["requested_extras"] == ["otel"]
+    assert set(installed["requested_extras"]) <= set(installed["metadata"]["provides_extra"]), "pip only warns"

@@ -1,4 +1,8 @@
-"""The handbook quotes lines that the program logs, and each of its commands has a test that runs it."""
+"""The handbook quotes lines that the program logs, and each of its commands has a test that runs it.
+
+Its commands are the lines of its blocks, whatever program they start, and the texts between backquotes that start one of
+`PROGRAMS` with arguments.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.documented_commands import SHELLS, shown_in
+
 ROOT = Path(__file__).parents[3]
-HANDBOOK = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("operating", "runbook", "monitoring", "kubernetes", "startup", "security", "threat-model")}  # fmt: skip
+HANDBOOK, RUNBOOK = PAGES["operating"], PAGES["runbook"]
 QUOTED = re.findall(r"`([^`]+)`", "\n".join(
     row.split("|")[1] for row in HANDBOOK.partition("## Lines of the log\n")[2].splitlines() if row.startswith("| `")
 ))  # fmt: skip
@@ -47,6 +53,22 @@ RUN_BY = {
     "systemctl enable": "tests/e2e/test_systemd.py::test_systemctl_starts_reloads_and_stops_the_server_and_streams_end_whole",
     "systemctl reload": "tests/e2e/test_systemd.py::test_systemctl_starts_reloads_and_stops_the_server_and_streams_end_whole",
     "ulimit -n": "tests/e2e/test_process_limits.py::test_a_limit_on_open_files_that_connections_exceed_is_named",
+    "docker run": "tests/unit/docker/test_docker_commands.py::test_containers_get_devices_ports_volumes_and_time_to_end",
+    "docker build": "tests/unit/docker/test_docker_commands.py::test_the_context_of_a_build_has_what_the_dockerfile_copies_and_no_more",
+    "docker push": "tests/unit/docker/test_docker_commands.py::test_images_for_a_cluster_are_pushed_under_the_name_that_they_are_built_with",
+    "docker compose": "tests/unit/docker/test_docker_commands.py::test_compose_accepts_the_profiles_of_the_page",
+    "kubectl": "tests/unit/docker/test_kubectl.py::test_commands_of_the_pages_reach_the_pods",
+    "kubectl apply": "tests/unit/docker/test_kubectl.py::test_the_command_in_a_manifest_makes_its_documents",
+    "kubectl create": "tests/unit/docker/test_kubectl.py::test_the_secret_has_the_keys_that_pods_read",
+    "helm": "tests/unit/docker/test_kubectl.py::test_helm_installs_upgrades_and_goes_back_and_keeps_the_claims",
+    "pip install '.[otel]'": "tests/unit/test_wheel.py::test_extras_that_the_handbook_installs_exist_and_have_what_tests_use",
+    "ulimit -l": "tests/e2e/test_process_limits.py::test_a_pod_with_tpus_raises_the_limit_of_locked_memory_and_becomes_the_server",
+    "ls -l": "tests/e2e/test_handbook_commands.py::test_the_process_can_be_looked_at",
+    "py-spy dump": "tests/e2e/test_handbook_commands.py::test_the_process_can_be_looked_at",
+    "printf": "tests/e2e/test_handbook_commands.py::test_the_key_file_has_a_key_for_each_team_and_is_private",
+    "curl http": "tests/e2e/test_handbook_commands.py::test_curl_asks_the_server_without_a_key_and_the_socket_of_the_operator",
+    "curl --unix-socket": "tests/e2e/test_handbook_commands.py::test_curl_asks_the_server_without_a_key_and_the_socket_of_the_operator",
+    "promtool test rules": "tests/unit/docker/test_alerts.py::test_promtool_fires_each_alert_for_the_bad_server_only",
     "make base-digests": "tests/unit/docker/test_docker_files.py::test_new_digests_are_those_of_the_bytes_that_the_registry_has",
 }
 """The longest beginning of a command counts. A test's file has the name of the command, or the words below."""
@@ -59,19 +81,30 @@ RUN_AS = {
     "systemctl enable": '"systemctl"',
     "systemctl reload": '"systemctl"',
     "make base-digests": "base_digests.sh",
+    "docker run": 'shown("run")',
+    "docker build": 'shown("build")',
+    "docker push": 'shown("push")',
+    "docker compose": '"docker-compose"',
+    "kubectl": '"kubectl"',
+    "kubectl apply": "kubectl apply",
+    "kubectl create": '"create"',
+    "helm": "helm.install(",
+    "pip install '.[otel]'": '"pip install"',
+    "promtool test rules": '"test", "rules"',
+    "printf": '"printf"',
+    "curl http": '"curl"',
 }
 NOT_RUN = {
     "make container-check": "a test itself, which needs root, buildah and minutes; tests/unit/docker has those of its parts",
-    "docker ": "no container engine: `make container-check` builds the image and runs it by buildah",
-    "kubectl ": "no cluster: manifests are validated",
-    "pip install": "extras come from an index: tests/unit/test_wheel.py installs the wheel alone",
-    "ulimit -l": "a container with a TPU has to raise it",
+    "make install": "every lane of tests begins with it",
 }
 """The files and flags that these name are tested in tests/unit/docker/test_documented_commands.py."""
 _LOGS = re.compile(r"\.(?:info|warning|error|critical)\(|silent|signal")
-_WORDS = re.compile(
-    r"^(?:jaxserve [a-z]|make [a-z-]+$|make [a-z-]+ |docker (?:run|build) |kubectl |numactl |pip install |cp -a|kill -|ulimit |systemctl )"
-)
+PROGRAMS = (
+    "jaxserve", "make", "docker", "kubectl", "helm", "numactl", "pip", "cp", "kill", "ulimit", "systemctl", "curl", "ls",
+    "py-spy", "promtool",
+)  # fmt: skip
+"""Programs of commands in sentences and tables."""
 
 
 @cache
@@ -98,12 +131,14 @@ def is_logged(line: str) -> bool:
 
 
 def commands() -> set[str]:
-    """Return the commands in blocks and lines of the handbook and the runbook."""
-    pages = f"{HANDBOOK}\n{RUNBOOK}"
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", pages, re.M | re.S)
-    texts = [line.strip() for kind, block in blocks if kind in ("console", "sh", "") for line in block.splitlines()]
-    texts += re.findall(r"=\S*(jaxserve .*)", pages) + re.findall(r"`([^`\n]+)`", pages)
-    return {re.sub(r"^\S+/jaxserve ", "jaxserve ", text) for text in texts if _WORDS.match(text)}
+    """Return the commands in blocks, sentences and tables of the handbook's pages."""
+    found = set()
+    for name, text in PAGES.items():
+        blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.M | re.S)
+        found |= {line.strip() for kind, block in blocks if kind in SHELLS for line in block.splitlines()}
+        shown = shown_in(ROOT / "docs" / f"{name}.md")
+        found |= {text for text in shown if text.split(" ")[0] in PROGRAMS and " " in text}
+    return found - {""}
 
 
 @pytest.mark.parametrize("line", [*QUOTED, *IN_RUNBOOK])
@@ -129,8 +164,8 @@ def test_a_command_of_the_handbook_is_run_by_a_test(command: str) -> None:
     path, _, name = RUN_BY[place].partition("::")
     source = (ROOT / path).read_text(encoding="utf-8")
     assert f"def {name}(" in source
-    program, word, *_ = place.split()
-    runs = (RUN_AS[place],) if place in RUN_AS else (f'"{word}"', f"{program} {word}")
+    words = place.split()
+    runs = (RUN_AS[place],) if place in RUN_AS else (f'"{words[1]}"', " ".join(words[:2]))
     assert any(text in source for text in runs)
 
 
