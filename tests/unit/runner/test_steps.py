@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -32,6 +34,7 @@ from jaxserve.runner.steps import GENERATION, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from tests.call_counts import CallCounts
+from tests.engine.quick_sampler import quick_programs
 
 CONFIG = DecoderConfig(
     vocab_size=512,
@@ -61,6 +64,24 @@ def skeleton() -> ModelSkeleton:
     return make_skeleton(CONFIG, plain(jnp.dtype("float32")))
 
 
+Lower = Callable[[Program, int], jax.stages.Lowered]
+
+
+@pytest.fixture(scope="module")
+def lowered(skeleton: ModelSkeleton) -> Lower:
+    """The programs, each lowered once; those that are not FAST have the sampler of `quick_programs`, which compiles in half of the time."""
+    made: dict[tuple[Program, int], jax.stages.Lowered] = {}
+
+    def find(program: Program, size: int) -> jax.stages.Lowered:
+        if (program, size) not in made:
+            has_all_options = (program.name, size) in FAST
+            with contextlib.nullcontext() if has_all_options else quick_programs():
+                made[program, size] = lower(skeleton, make_sharding(CONFIG, MeshShape(size)), program, SHAPES)
+        return made[program, size]
+
+    return find
+
+
 FAST = {("decode/8", 1)}
 """Programs and numbers of devices of the fast tests."""
 IN_PLACE = [
@@ -76,8 +97,8 @@ IN_PLACE = [
 
 
 @pytest.mark.parametrize(("program", "size"), IN_PLACE)
-def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Program, size: int) -> None:
-    compiled = lower(skeleton, make_sharding(CONFIG, MeshShape(size)), program, SHAPES).compile()
+def test_the_kv_pool_is_updated_in_place(lowered: Lower, program: Program, size: int) -> None:
+    compiled = lowered(program, size).compile()
     memory = compiled.memory_analysis()
     pool_bytes = prod(POOL) * 4 // size
     layer_bytes = pool_bytes // POOL[0]
@@ -130,7 +151,8 @@ def test_recurrent_states_are_updated_in_place(mixer: RecurrentConfig, program: 
         group_shapes(group, POOL[1] if group.has_pages else NUM_SLOTS, POOL[3], "float32", "float32")
         for group in config.cache.groups
     )
-    compiled = lower(make_skeleton(config, policy), make_sharding(config, MeshShape()), program, shapes).compile()
+    with quick_programs():
+        compiled = lower(make_skeleton(config, policy), make_sharding(config, MeshShape()), program, shapes).compile()
     text = compiled.as_text()
     pools = [",".join(map(str, array.shape)) for group in shapes for array in group.arrays]
     assert all(f"[{pool}]" in text for pool in pools)
@@ -139,9 +161,9 @@ def test_recurrent_states_are_updated_in_place(mixer: RecurrentConfig, program: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_float32_is_multiplied_as_float32_on_every_device(skeleton: ModelSkeleton, program: Program) -> None:
+def test_float32_is_multiplied_as_float32_on_every_device(lowered: Lower, program: Program) -> None:
     """Left to itself, a TPU would round the factors to bfloat16, and a GPU to TF32."""
-    text = lower(skeleton, make_sharding(CONFIG, MeshShape()), program, SHAPES).as_text()
+    text = lowered(program, 1).as_text()
     matmuls = re.findall(r"stablehlo\.dot_general .*", text)
     assert matmuls
     assert [matmul for matmul in matmuls if "precision = [HIGHEST, HIGHEST]" not in matmul] == []
