@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels import block_matmul as ops
 from jaxserve_kernels import native
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind, pack_tiles
-from jaxserve_kernels.block_matmul import (
-    block_matmul,
-    block_matmuls,
-    dequantize_rows,
-    dequantize_tiles,
-    grouped_block_matmul,
-)
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
 pytestmark = pytest.mark.slow
 
+dequantize_tiles, dequantize_rows = (
+    jax.jit(op, static_argnums=0) for op in (ops.dequantize_tiles, ops.dequantize_rows)
+)
+_STATIC = ("kind", "dynamic", "backend")
+block_matmul, block_matmuls, grouped_block_matmul = (
+    jax.jit(op, static_argnames=_STATIC) for op in (ops.block_matmul, ops.block_matmuls, ops.grouped_block_matmul)
+)
 KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
 NUM_ROWS, NUM_BLOCKS = 48, 3  # more inputs than the kernel dequantises at a time, for blocks of 256
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxserve_kernels.paged_attention import Scoring, bucketed, reference
-from jaxserve_kernels.paged_attention.cases import CASES, LAYER, Case, error, long_row, operands, run
+from jaxserve_kernels.ops import as_arrays
+from jaxserve_kernels.paged_attention import Scoring, bucketed, decode_attention, reference
+from jaxserve_kernels.paged_attention.cases import CASES, LAYER, Case, Operands, error, long_row, operands
 
 pytestmark = pytest.mark.slow
+
+_decode = jax.jit(decode_attention, static_argnames=("scoring", "backend"))
+"""One program: one for each operation takes three times as long to compile."""
 
 DECODE = [CASES[i] for i in (0, 4, 5, 6, 10)]
 """Ragged and empty rows, sinks, a softcap, a window, a narrow pool; head dimensions that no matmul is needed for."""
@@ -22,10 +28,16 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucketed, "_BLOCK_BYTES", 3 * 4 * 4 * 4 * 64)
 
 
+def run(case: Case, given: Operands) -> jax.Array:
+    q, k_pages, v_pages, tables, lengths, _, sinks = as_arrays(given)
+    pool = (q, k_pages, v_pages, jnp.int32(LAYER), tables, lengths)
+    return _decode(*pool, scoring=case.scoring, sinks=sinks, backend="bucketed")
+
+
 @pytest.mark.parametrize("case", DECODE, ids=str)
 def test_buckets_equal_dense_softmax(case: Case) -> None:
     given = operands(case)
-    assert error(case, given, run(case, given, "bucketed")) <= 1
+    assert error(case, given, run(case, given)) <= 1
 
 
 @pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 128, 129])
@@ -34,12 +46,12 @@ def test_each_bucket_holds_its_longest_row(length: int) -> None:
     given = operands(case)
     tables = np.zeros((4, 12), np.int32)  # one program for all lengths
     tables[:, : given.tables.shape[1]] = given.tables[:, :12]
-    assert error(case, given, run(case, given._replace(tables=tables), "bucketed")) <= 1
+    assert error(case, given, run(case, given._replace(tables=tables))) <= 1
 
 
 def test_no_page_of_a_long_row_is_missed() -> None:
     case, given = long_row(1, 1024)
-    assert error(case, given, run(case, given, "bucketed")) <= 1
+    assert error(case, given, run(case, given)) <= 1
 
 
 def test_buckets_are_no_loop_and_longer_contexts_are() -> None:
@@ -64,6 +76,7 @@ def test_chunks_of_keys_are_those_of_the_reference(chunk: int) -> None:
     pool = (given.q, given.k_pages, given.v_pages, np.int32(LAYER), given.tables, given.lengths)
     scoring = Scoring(0.25, sliding_window=chunk, is_chunked=True)
     found, wanted = (
-        attention.decode_attention(*map(jnp.asarray, pool), scoring=scoring) for attention in (bucketed, reference)
+        jax.jit(partial(attention.decode_attention, scoring=scoring))(*map(jnp.asarray, pool))
+        for attention in (bucketed, reference)
     )
     np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(wanted, np.float32), atol=2e-2)

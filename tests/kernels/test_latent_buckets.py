@@ -10,6 +10,7 @@ from jaxserve_kernels.latent_attention import buckets
 from jaxserve_kernels.paged_attention import Scoring, bucketed
 
 NUM_HEADS, WIDTH, VALUE_WIDTH, PAGE_SIZE, NUM_PAGES, MAX_PAGES = 6, 24, 20, 16, 40, 12
+_decode = jax.jit(buckets.decode_attention, static_argnames=("value_width", "scoring"))
 LENGTHS = ((1, 1, 0, 1), (32, 33, 0, 7), (64, 65, 1, 16), (129, 5, 0, 192))
 
 
@@ -50,7 +51,7 @@ def _dense(q: np.ndarray, pages: np.ndarray, tables: np.ndarray, lengths: np.nda
 def test_buckets_equal_dense_softmax(lengths: tuple[int, ...], softcap: float | None) -> None:
     q, pages, tables, counts = _operands(lengths)
     scoring = Scoring(0.2, softcap)
-    found = buckets.decode_attention(
+    found = _decode(
         *map(jnp.asarray, (q, pages)),
         jnp.int32(1),
         *map(jnp.asarray, (tables, counts)),
