@@ -17,7 +17,8 @@ POOL = (1, 64, 1, 16, latents.WIDTH)
 
 
 @pytest.mark.slow
-def test_every_cell_is_measured(tmp_path: Path) -> None:
+def test_every_cell_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latents, "_MOST_REPEATS", 2)
     latents.run(make_context(tmp_path))
     figures = [record.values for record in read_records(tmp_path / "records") if record.kind == "figure"]
     assert [(row["tokens"], row["backend"]) for row in figures] == [(1, "bucketed"), (2, "bucketed")]
