@@ -79,7 +79,6 @@ def test_installed_wheel_runs_from_another_folder(environment: Path, tmp_path: P
     script = "import jaxserve, jaxserve_kernels; print(jaxserve.__file__, jaxserve_kernels.__file__, sep='\\n')"
     done = run(environment, tmp_path, "python", "-c", script)
     assert [Path(line).is_relative_to(environment) for line in done.stdout.split()] == [True, True]
-    assert "usage: jaxserve COMMAND" in run(environment, tmp_path, "jaxserve", "--help").stdout
     assert run(environment, tmp_path, "jaxserve", "version").stdout.startswith("jaxserve 0.")
 
 

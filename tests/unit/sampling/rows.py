@@ -61,10 +61,12 @@ def _arguments(rows: Sequence[Row]) -> tuple[jax.Array, jax.Array, jax.Array, ja
     """
     vocab = len(rows[0].logits)
     former = slot_row(SlotInit(0, FORMER, np.arange(min(vocab, 9), dtype=np.int32), 4, frozenset({0})), vocab)
-    slots = np.stack([slot_row(row.init, vocab) if needs_state(row.params) else former for row in reversed(rows)])
-    columns = np.stack([device_row(row.params) for row in rows])
-    logits = np.stack([row.logits for row in rows])
-    return jnp.asarray(logits), jnp.asarray(columns), jnp.asarray(slots), jnp.arange(len(rows) - 1, -1, -1)
+    made = {  # a row may be there many times
+        key: (slot_row(row.init, vocab) if needs_state(row.params) else former, device_row(row.params), row.logits)
+        for key, row in {id(row): row for row in rows}.items()
+    }
+    slots, columns, logits = map(np.stack, zip(*(made[id(row)] for row in rows), strict=True))
+    return jnp.asarray(logits), jnp.asarray(columns), jnp.asarray(slots[::-1]), jnp.arange(len(rows) - 1, -1, -1)
 
 
 def choose(

@@ -119,7 +119,7 @@ def test_draws_follow_the_restricted_distribution(params: EngineSamplingParams) 
     counts = np.zeros(vocab)
     rows = 1000
     for start in range(0, draws, rows):
-        tokens = _run(np.tile(logits, (rows, 1)), [params] * rows, np.arange(start, start + rows)).token_ids
+        tokens = choose([Row(logits, params)] * rows, np.arange(start, start + rows)).token_ids
         counts += np.bincount(np.asarray(tokens), minlength=vocab)
     assert counts[expected == 0].sum() == 0, "a token outside the restriction was drawn"
     # Pearson's chi-squared over cells of at least 5 expected draws; 5 standard deviations above its mean.
