@@ -34,6 +34,10 @@ class Tokens(NamedTuple):
     ids: Int[Array, "T"] | None = None
     """The tokens, for routers that choose experts by them; None: there are no such routers."""
 
+    def at(self, places: Int[Array, "R"], count: Int[Array, ""]) -> Tokens:
+        """Return the rows at these places, of which the first `count` are tokens."""
+        return Tokens(count, *(None if array is None else array[places] for array in self[1:]))
+
 
 class ExpertRows(NamedTuple):
     """Experts and adapters of rows that are sorted by expert."""

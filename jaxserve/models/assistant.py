@@ -73,7 +73,7 @@ class Assistant(nnx.Module):
         x = self.pre_projection(jnp.concatenate([embeddings, hidden], -1), step.tokens)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             with jax.named_scope(f"layer_{index}"):
-                x, cache, _ = layer(x, cache, places, step)
+                x, cache = layer(x, cache, places, step)
         assert self.model.norm is not None, "Gemma 4 has a last norm"
         made = self.model.norm(x)
         return made, self.post_projection(made, step.tokens), cache

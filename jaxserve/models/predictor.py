@@ -31,7 +31,8 @@ from jaxserve.layers.linear import Embedding, Linear, Tokens
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.decoder import Decoder, DecoderLayer
+from jaxserve.models.blocks.layer import DecoderLayer
+from jaxserve.models.decoder import Decoder
 
 
 class PredictorStack(nnx.Module):
@@ -88,5 +89,5 @@ class MultiTokenPredictor(nnx.Module):
             x = stack.eh_proj(jnp.concatenate(both[::-1] if self.mtp.hidden_first else both, -1), step.tokens)
         (layer,), (places,) = stack.layers, self.config.cache.places
         with jax.named_scope("layer_0"):
-            x, cache, _ = layer(x, cache, places, step)
+            x, cache = layer(x, cache, places, step)
         return (x if self.mtp.reads_residual else stack.norm(x)), without_chosen(cache)

@@ -35,6 +35,10 @@ class ImageTokens(NamedTuple):
     rows: Int[Array, "T"]
     """Row of each token's embedding; negative: the token's own."""
 
+    def at(self, places: Int[Array, "R"]) -> ImageTokens:
+        """Return only some of the tokens."""
+        return ImageTokens(self.embeddings, self.rows[places])
+
     def replace(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """Return x with the embeddings of images in it."""
         found = self.embeddings[jnp.maximum(self.rows, 0), : x.shape[1]]

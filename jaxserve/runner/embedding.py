@@ -23,7 +23,7 @@ from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, StateSlots, pages_shape
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
-from jaxserve.models.decoder import Decoder
+from jaxserve.models.decoder import Decoder, ReadTokens
 from jaxserve.models.encoder import Encoder
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program, StepTask, leading_ones, packed_size, split
@@ -113,31 +113,36 @@ def embed(
     Rows after the last text have no meaning.
     """
     field, cache = split(packed, program, EMBED_FIELDS), state.cache
+    read = read_tokens(field["starts"], program.num_tokens, pooling)
     model: Encoder | Decoder
     if isinstance(skeleton, EncoderSkeleton):
         longest = min(program.max_pages, program.num_tokens)  # a page of an encoder is a token
         texts = Texts(field["rows"], field["starts"][-1], longest)
         model = skeleton.build(params)
         hidden = model.hidden(field["tokens"], field["positions"], field["token_types"], texts)
+        hidden = hidden if read is None else hidden[read.places]
     else:
         if cache is None:
             raise ValueError("a decoder needs pages")
         context = _context(skeleton, field, cache, program)
         model = skeleton.build(params)
-        hidden, cache = model.hidden(field["tokens"], cache, context)
+        hidden, cache = model.hidden(field["tokens"], cache, context, read=read)
     with jax.named_scope("pool"):
-        vectors = pooled(hidden.astype(jnp.float32), field["rows"], field["starts"], pooling)
+        hidden = hidden.astype(jnp.float32)
+        vectors = means(hidden, field["rows"], field["starts"]) if read is None else hidden
         return StateArrays(cache, None), (vectors if model.head is None else model.head(vectors),)
 
 
-def pooled(
-    hidden: Float[Array, "T D"], rows: Int[Array, "T"], starts: Int[Array, "B1"], pooling: Pooling
-) -> Float[Array, "B D"]:
-    """Return one vector for each text."""
-    if pooling == "last":
-        return hidden[jnp.maximum(starts[1:] - 1, 0)]
-    if pooling == "cls":
-        return hidden[jnp.minimum(starts[:-1], len(hidden) - 1)]
+def read_tokens(starts: Int[Array, "B1"], num_tokens: int, pooling: Pooling) -> ReadTokens | None:
+    """Return the token of each text whose output is the text's vector; None if a vector is the mean of all outputs."""
+    if pooling == "mean":
+        return None
+    places = starts[1:] - 1 if pooling == "last" else starts[:-1]
+    return ReadTokens(jnp.clip(places, 0, num_tokens - 1), (starts[1:] > starts[:-1]).sum(dtype=jnp.int32))
+
+
+def means(hidden: Float[Array, "T D"], rows: Int[Array, "T"], starts: Int[Array, "B1"]) -> Float[Array, "B D"]:
+    """Return the mean of each text's outputs."""
     counts = starts[1:] - starts[:-1]
     sums = jax.ops.segment_sum(hidden, rows, num_segments=len(counts) + 1, indices_are_sorted=True)
     return sums[:-1] / jnp.maximum(counts, 1)[:, None]

@@ -264,8 +264,8 @@ class Computed(NamedTuple):
     """Fields of the plan, without the tokens of rows that are over."""
     tokens: Int[Array, "T"]
     """The step's tokens, the unread ones filled in."""
-    hidden: Float[Array, "T D"]
-    """The head's input of each token."""
+    all_hidden: Callable[[], Float[Array, "T D"]]
+    """Return the head's input of each token (`models.decoder.Forward.all_hidden`)."""
     sampled: Sampled
     images: ImageTokens | None
     """Embeddings that replace those of tokens; None if the program reads tokens only."""

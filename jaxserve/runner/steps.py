@@ -22,6 +22,7 @@ from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes
+from jaxserve.models.decoder import ReadTokens
 from jaxserve.models.skeleton import AnySkeleton, ModelSkeleton
 from jaxserve.models.vision import ImageTokens
 from jaxserve.runner.context import step_context
@@ -245,17 +246,19 @@ def run_single_step(
     packed: Int[Array, "I"],
     program: Program,
     options: ResultOptions,
+    *,
+    reads_all: bool = False,
 ) -> tuple[StateArrays, tuple[Array, ...], Computed]:
-    """Return what `run_step` returns for a program of one step, and what was computed on the way."""
+    """Return what `run_step` returns for a program of one step, and what was computed on the way, `all_hidden` with `reads_all`."""
     field, tables = read_plan(state, packed, program)
-    cache, slots, _, experts, computed = _one_step(skeleton, params, state, field, program, options)
+    cache, slots, _, experts, computed = _one_step(skeleton, params, state, field, program, options, reads_all)
     sampled = computed.sampled
     outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
     outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
     if experts is not None:
         outputs += (experts[None],)
     if program.kind == "mixed":
-        outputs += (pack_arrays(score_prompts(skeleton, params, computed.hidden, field, program), SCORE_FIELDS),)
+        outputs += (pack_arrays(score_prompts(skeleton, params, computed.all_hidden, field, program), SCORE_FIELDS),)
     return StateArrays(cache, slots, tables, state.images, activations=state.activations), outputs, computed
 
 
@@ -310,6 +313,7 @@ def _one_step(
     field: dict[str, Any],
     program: Program,
     options: ResultOptions,
+    reads_all: bool = False,
 ) -> tuple[Cache, Int[Array, "X1 S"], Bool[Array, ""], UInt[Array, "T L k"] | None, Computed]:
     """Forward and sample; returns the cache and the slots, True if any row's request ends with its new token, the experts of
     every token, None unless `has_experts`, and the intermediate results."""
@@ -323,10 +327,12 @@ def _one_step(
         field |= {"state_writes": writes}
     images = ImageTokens(state.images, field["image_rows"]) if "image_rows" in field else None  # type: ignore[arg-type]
     context = step_context(skeleton, field, cache, program)
-    hidden, cache, chosen, tapped = model.forward(tokens, cache, context, images)
     last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
-    newest = hidden if program.kind == "decode" else hidden[last]
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
+    read = ReadTokens(last, num_rows) if program.kind == "mixed" else None
+    some = None if reads_all or options.has_experts else read
+    hidden, cache, chosen, tapped, all_hidden = model.forward(tokens, cache, context, images, some)
+    newest = hidden if read is some else hidden[last]
     with jax.named_scope("sample"):
 
         def choose(logits: Array, columns: Array, which: Array, num_known: Array, *rest: Array) -> Sampled:
@@ -341,7 +347,7 @@ def _one_step(
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     experts = stacked(skeleton.config, chosen) if options.has_experts else None
-    computed = Computed(field, tokens, hidden, sampled._replace(token_ids=shown), images, tapped)
+    computed = Computed(field, tokens, all_hidden, sampled._replace(token_ids=shown), images, tapped)
     return cache, slots, has_end, experts, computed
 
 

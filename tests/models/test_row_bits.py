@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxserve.models.altup import mixtures
+from jaxserve.models.blocks.altup import mixtures
 
 pytestmark = [pytest.mark.slow, pytest.mark.optimized, pytest.mark.versions]
 

@@ -62,7 +62,7 @@ class TinyModel:
         ) -> tuple[Array, list[Array], Cache]:
             step = step_context(decoder, NUM_PAGES, first, len(tokens))
             model = skeleton.build(params)
-            hidden, cache, experts, _ = model.forward(tokens, cache, step)
+            hidden, cache, experts, *_ = model.forward(tokens, cache, step)
             last = hidden[-NUM_LOGITS:]
             return model.logits(last, jnp.int32(len(last))), experts, cache
 

@@ -1,4 +1,4 @@
-"""Names and sizes of hyper-connections (`models.residual`)."""
+"""Names and sizes of hyper-connections (`models.blocks.residual`)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -22,20 +23,20 @@ MAX_SCORE_BLOCKS = 8
 def score_prompts(
     skeleton: ModelSkeleton,
     params: tuple[Array, ...],
-    hidden: Float[Array, "T D"],
+    all_hidden: Callable[[], Float[Array, "T D"]],
     field: dict[str, Any],
     program: Program,
 ) -> Scored:
     """Score each token's target, block by block: logits of all tokens would not fit.
 
-    Computes nothing if no request asks for scores. Without a loop on GPUs: a loop would keep the step out of a CUDA
+    Computes nothing if no request asks for scores, not even the head's inputs of all tokens (`all_hidden`). Without a loop on GPUs: a loop would keep the step out of a CUDA
     graph, and the host waiting for its end, whether scores are computed or not.
     """
     num_tokens = program.num_tokens
     size = max(program.num_rows, -(-num_tokens // MAX_SCORE_BLOCKS))
     model = skeleton.build(params)
 
-    def go_on(block: Array | int, scored: Scored) -> Scored:
+    def go_on(hidden: Float[Array, "T D"], block: Array | int, scored: Scored) -> Scored:
         start = jnp.minimum(block * size, num_tokens - size)  # the last one may overlap the one before
         # One after the other: straight-line code might begin with the logits of all.
         start, scored = jax.lax.optimization_barrier((start, scored))
@@ -56,15 +57,16 @@ def score_prompts(
         jnp.zeros((num_tokens, MAX_TOP_LOGPROBS), jnp.float32),
     )
 
-    def all_blocks() -> Scored:
-        return reduce(lambda scored, block: go_on(block, scored), range(-(-num_tokens // size)), nothing)
+    def scores() -> Scored:
+        score_block = partial(go_on, all_hidden())
 
-    def real_blocks() -> Scored:
-        return jax.lax.fori_loop(0, -(-field["is_real"].sum(dtype=jnp.int32) // size), go_on, nothing)  # type: ignore[no-any-return]
+        def all_blocks() -> Scored:
+            return reduce(lambda scored, block: score_block(block, scored), range(-(-num_tokens // size)), nothing)
+
+        def real_blocks() -> Scored:
+            return jax.lax.fori_loop(0, -(-field["is_real"].sum(dtype=jnp.int32) // size), score_block, nothing)  # type: ignore[no-any-return]
+
+        return jax.lax.platform_dependent(cuda=all_blocks, default=real_blocks)  # type: ignore[no-any-return]
 
     with jax.named_scope("score"):
-        return jax.lax.cond(  # type: ignore[no-any-return]
-            field["num_prompt_logprobs"] > NO_LOGPROBS,
-            lambda: jax.lax.platform_dependent(cuda=all_blocks, default=real_blocks),
-            lambda: nothing,
-        )
+        return jax.lax.cond(field["num_prompt_logprobs"] > NO_LOGPROBS, scores, lambda: nothing)  # type: ignore[no-any-return]

@@ -56,7 +56,7 @@ class PredictorDrafter:
         images = computed.images
         if images is not None:  # the plan has no row for the token after a chunk
             images = images._replace(rows=jnp.where(is_last, NO_IMAGE_ROW, jnp.roll(images.rows, -1)))
-        start = self._start(computed.hidden, computed.tapped, field)
+        start = self._start(computed.all_hidden(), computed.tapped, field)
         return self._predict(following, start, cache, field, self.program, images)[1]
 
     def draft(self, verified: Verified, cache: Cache) -> tuple[Int[Array, "B N"], Cache]:

@@ -38,6 +38,7 @@ from jaxserve.runner.outputs.options import PLAIN_RESULTS, ResultOptions
 from jaxserve.runner.outputs.routed_experts import stacked
 from jaxserve.runner.slots import store_tokens, take_up
 from jaxserve.runner.speculation.drafter import Drafter, make_drafter
+from jaxserve.runner.speculation.predictor import PredictorDrafter
 from jaxserve.runner.speculation.rows import Verified, accept, make_chunk, sample_rows
 from jaxserve.runner.state import StateArrays
 from jaxserve.runner.steps import read_plan, run_single_step, run_step
@@ -98,7 +99,8 @@ def _step(
     if program.kind == "speculate":
         return _speculate(skeleton, params, own, packed, program, drafter, cache, options)
     if program.kind == "mixed":
-        after, outputs, computed = run_single_step(skeleton, params, own, packed, program, options)
+        reads_all = isinstance(drafter, PredictorDrafter)
+        after, outputs, computed = run_single_step(skeleton, params, own, packed, program, options, reads_all=reads_all)
         with jax.named_scope("draft_model"):
             cache = drafter.fill(computed, cache)
     else:
@@ -154,7 +156,7 @@ def _verify(
     chunk = make_chunk(field, waiting, newest, rows, capacity, width)
     model, wide = skeleton.build(params), replace(program, kind="mixed", num_tokens=program.num_rows * width)
     context = step_context(skeleton, chunk.field, cache, wide)
-    hidden, cache, chosen, tapped = model.forward(chunk.field["tokens"], with_pending_states(cache), context)
+    hidden, cache, chosen, tapped, _ = model.forward(chunk.field["tokens"], with_pending_states(cache), context)
     with jax.named_scope("sample"):
         own = chunk.field["rows"]
         logits = model.logits(hidden, chunk.field["query_starts"][-1])

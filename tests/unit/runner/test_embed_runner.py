@@ -12,9 +12,10 @@ from jaxserve.runner.embedding import (
     EMBED_FIELDS,
     embed_programs,
     embedding_task,
+    means,
     pack_texts,
     pool_pages,
-    pooled,
+    read_tokens,
 )
 from jaxserve.runner.inputs import Program, split
 from jaxserve.runner.runner import Runner
@@ -56,10 +57,12 @@ def test_the_pool_holds_the_worst_step(page_size: int) -> None:
 
 def test_pooling_reads_the_tokens_it_names_and_no_padding() -> None:
     hidden = jnp.asarray(np.arange(12, dtype=np.float32).reshape(6, 2)).at[5].set(jnp.nan)
-    rows, starts = jnp.array([0, 0, 0, 1, 1, 2]), jnp.array([0, 3, 5])
-    assert pooled(hidden, rows, starts, "last").tolist() == [[4, 5], [8, 9]]
-    assert pooled(hidden, rows, starts, "cls").tolist() == [[0, 1], [6, 7]]
-    assert pooled(hidden, rows, starts, "mean").tolist() == [[2, 3], [7, 8]]
+    starts = jnp.array([0, 3, 5, 5])
+    last, first = (read_tokens(starts, 6, pooling) for pooling in ("last", "cls"))
+    assert last is not None and first is not None and read_tokens(starts, 6, "mean") is None
+    assert [last.places[:2].tolist(), first.places[:2].tolist()] == [[2, 4], [0, 3]]
+    assert int(last.num_real) == int(first.num_real) == 2, "the third text is padding"
+    assert means(hidden, jnp.array([0, 0, 0, 1, 1, 3]), starts)[:2].tolist() == [[2, 3], [7, 8]]
 
 
 def test_a_step_that_fails_leaves_fresh_pages_and_the_next_one_runs() -> None:

@@ -42,7 +42,7 @@ def test_every_part_is_scored_on_every_platform(platform: str, monkeypatch: pyte
     targets = jnp.asarray(random.integers(0, CONFIG.vocab_size, NUM_TOKENS), jnp.int32)
     field = {"targets": targets, "is_real": jnp.ones(NUM_TOKENS, jnp.int32), "num_prompt_logprobs": jnp.int32(NUM_TOPS)}
     program = Program("mixed", NUM_TOKENS, NUM_ROWS, max_pages=4, num_slots=NUM_ROWS)
-    found = score_prompts(skeleton, params, hidden, field, program)
+    found = score_prompts(skeleton, params, lambda: hidden, field, program)
     logits = skeleton.build(params).logits(hidden, jnp.int32(NUM_TOKENS))
     expected: Scored = score(logits, targets, jnp.int32(NUM_TOPS))
     for ours, theirs in zip(found, expected, strict=True):

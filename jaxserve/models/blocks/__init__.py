@@ -1,0 +1,1 @@
+"""The decoder's layer, and blocks that some families add to it or compute beside it."""
