@@ -39,13 +39,15 @@ def _device(backend: Backend) -> Iterator[None]:
 
 def _runs() -> Iterator[Any]:
     for name, op in ops().items():
-        for case in op.CASES:
+        for index, case in enumerate(op.CASES):
             for backend in ("reference", *op.BACKENDS):
                 if backend == "mosaic_gpu" and case in getattr(op, "NOT_INTERPRETED", ()):
                     continue
                 marks = [pytest.mark.slow] if case in op.SLOW else []
                 if backend == "mosaic_gpu" and case not in op.CASES[:NUM_INTERPRETED]:
                     marks.append(pytest.mark.exhaustive)
+                if op.BACKENDS == ("bucketed",) and (backend == "bucketed") is not bool(index % 2):
+                    marks.append(pytest.mark.exhaustive)  # of one code in two sizes, CI computes each case in one
                 yield pytest.param(op, case, backend, id=f"{name}-{backend}-{case}", marks=marks)
 
 
