@@ -10,6 +10,7 @@ from jaxserve_kernels.native.build import BuildError, build
 from scipy.special import log_softmax
 
 from jaxserve.config import CpuKernels
+from tests.engine.test_sparse import IN_CI as IN_ENGINES
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_names
 from tests.models.layer_kinds import names_of_all_choices
 from tests.models.tiny_model import TinyModel
@@ -32,7 +33,7 @@ def cpu_kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return kernels
 
 
-IN_CI = names_of_all_choices(has_odd_shapes=False)
+IN_CI = tuple(name for name in names_of_all_choices(has_odd_shapes=False) if name not in IN_ENGINES)
 
 
 @pytest.mark.parametrize("name", [name for name in golden_names() if "_odd_" not in name and name not in IN_CI])
