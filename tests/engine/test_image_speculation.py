@@ -143,6 +143,7 @@ def numpy_drafts(
     return tokens, all_logits
 
 
+@pytest.mark.exhaustive
 def test_the_layer_of_glm_ocr_after_images_changes_no_token(tmp_path: Path) -> None:
     path = glm_ocr_with_layer(tmp_path / "model")
     sizes = limits("glm_ocr_tiny") | {"max_num_batched_tokens": 64}
@@ -179,6 +180,7 @@ def test_a_draft_model_that_reads_no_images_changes_no_token(name: str) -> None:
     engine.close()
 
 
+@pytest.mark.exhaustive
 def test_the_model_itself_as_a_draft_model_is_right_after_texts() -> None:
     """It takes tokens of images for text, so its drafts after images may be wrong: those are compared above, and no image is served here."""
     name = "qwen3_vl_tiny"
