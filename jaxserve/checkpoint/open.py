@@ -13,6 +13,7 @@ from jaxserve.checkpoint.gguf.delta_net import with_joined_gates
 from jaxserve.checkpoint.gguf.latent import with_joined_latents
 from jaxserve.checkpoint.gguf.mmproj import open_mmproj, with_tower
 from jaxserve.checkpoint.gguf.per_layer import with_each_stream
+from jaxserve.checkpoint.gguf.split import gguf_files
 from jaxserve.checkpoint.gguf.value_heads import with_grouped_values
 from jaxserve.checkpoint.gguf.xielu import with_activations
 from jaxserve.checkpoint.huggingface import huggingface_files, open_huggingface
@@ -26,7 +27,7 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def open_checkpoint(path: Path, families: Collection[Family], mmproj: Path | None = None) -> Checkpoint:
-    """Open a Hugging Face directory, a conversion, a MaxText checkpoint or a GGUF file.
+    """Open a Hugging Face directory, a conversion, a MaxText checkpoint, a GGUF file, or a split GGUF model by its first file.
 
     mmproj: the GGUF file with the image encoder of a GGUF text model. Raises CheckpointError in one line.
     """
@@ -66,7 +67,7 @@ def checkpoint_files(path: Path, mmproj: Path | None = None) -> dict[str, Path]:
     `open_checkpoint`; `path` may be a safetensors file as well. Raises CheckpointError in one line.
     """
     if not path.is_dir():
-        return {path.name: path} | ({} if mmproj is None else {"mmproj": mmproj})
+        return {file.name: file for file in gguf_files(path)} | ({} if mmproj is None else {"mmproj": mmproj})
     if is_converted(path):
         return converted_files(path)
     return maxtext_files(path) if is_orbax(path) else huggingface_files(path)

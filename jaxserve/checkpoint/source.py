@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from jaxserve.checkpoint.files import INDEX_FILE, MODEL_OPTIMIZER, TIKTOKEN, expect_tokenizer_files, read_object
+from jaxserve.checkpoint.gguf.split import part_names
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
 from jaxserve.checkpoint.sentence.folders import transformer_folder
 from jaxserve.config.images import ImagesConfig
@@ -57,9 +58,10 @@ def resolve(
 ) -> Path:
     """Return the local path of a model: an existing file or directory, or the snapshot of a hub id.
 
-    Of a model that sentence-transformers saved in a folder (`0_Transformer`) it is that folder. A hub id is `owner/name`, or `owner/name:FILE.gguf` for one GGUF file of that repository; `revision` is a
+    Of a model that sentence-transformers saved in a folder (`0_Transformer`) it is that folder. A hub id is `owner/name`, or
+    `owner/name:FILE.gguf` for one GGUF file of that repository, or for all files of a split model by its first; `revision` is a
     branch, tag or commit of it. Files already in the hub's cache are used without a network. `progress` shows the
-    hub's own bars on stderr. Without `weights` only a repository's config is fetched; a GGUF file has it inside and is
+    hub's own bars on stderr. Without `weights` only a repository's config is fetched; a GGUF model has it inside and is
     fetched whole. needs_tokenizer: do not fetch the weights of a repository whose tokenizer cannot be read. Raises ConfigError if
     `model` cannot be a source and CheckpointError if it cannot be downloaded.
     """
@@ -68,7 +70,8 @@ def resolve(
         return transformer_folder(path)
     repository, file_name = hub_id(model)
     described = _DIRECTORY_PATTERNS if weights else _CONFIG_PATTERNS
-    patterns = [glob.escape(file_name)] if file_name else described
+    files = part_names(file_name) if file_name else []
+    patterns = [glob.escape(file) for file in files] or described
     if weights and file_name is None:
         texts = _download(repository, revision, _TEXT_PATTERNS, progress)
         if needs_tokenizer:
@@ -83,8 +86,9 @@ def resolve(
                 f"read); choose a repository with safetensors, or one GGUF file as {repository}:FILE.gguf"
             )
         return snapshot
-    if not (snapshot / file_name).is_file():
-        raise CheckpointError(f"model {model}: expected {shown(file_name)} in the repository, found no such file")
+    for file in files:
+        if not (snapshot / file).is_file():
+            raise CheckpointError(f"model {model}: expected {shown(file)} in the repository, found no such file")
     return snapshot / file_name
 
 
@@ -113,14 +117,18 @@ def resolve_tower(images: ImagesConfig, *, progress: bool = False) -> Path | Non
 
 
 def hub_id(model: str) -> tuple[str, str | None]:
-    """Return the repository of a hub id, and the GGUF file if it names one. Raises ConfigError if `model` is none."""
+    """Return the repository of a hub id, and the GGUF file if it names one, of a split model the first. Raises ConfigError if `model`
+    is none, or names another file of a split model."""
     match = _HUB_ID.fullmatch(model)
     if match is None or (match["file"] is None and model.endswith(".gguf")):
         raise ConfigError(
             f"model {shown(model, 200)}: expected an existing file or directory, owner/name on the Hugging Face hub, "
             "or owner/name:FILE.gguf; found no such path"
         )
-    return match["repo"], match["file"]
+    file = match["file"]
+    if file is not None and file != (first := part_names(file)[0]):
+        raise ConfigError(f"model {model}: is not the first file of a split model; give {match['repo']}:{first}")
+    return match["repo"], file
 
 
 def resolve_adapter(adapter: str) -> Path:

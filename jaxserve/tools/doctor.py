@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from jaxserve.checkpoint.files import INDEX_FILE
+from jaxserve.checkpoint.gguf.split import gguf_files, part_names
 from jaxserve.checkpoint.source import hub_id, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
@@ -222,7 +223,7 @@ def _model(config: Config) -> Finding:
         open_model(path, tower)
     except StartupError as error:
         return Finding("model", "wrong", str(error), "`jaxserve plan MODEL` explains what can be loaded")
-    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+    files = gguf_files(path) if path.is_file() else list(path.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in (files if tower is None else [*files, tower]))
     names = path.name if tower is None else f"{path.name} with {tower.name}"
     return Finding("model", "ok", f"{names}: {size / _GIB:.2f} GiB")
@@ -272,12 +273,12 @@ class _Index(msgspec.Struct):
 def _cached_weights(folder: Path, revision: str, file: str | None) -> tuple[Sequence[str], int]:
     """Return the files with weights that a repository has at a branch, tag or commit, and how many its folder in the hub's cache lacks.
 
-    file: of GGUF. No files: the cache does not say which there are.
+    file: of GGUF; of a split model the first. No files: the cache does not say which there are.
     """
     reference = folder / "refs" / revision
     commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else revision
     snapshot = folder / "snapshots" / commit
-    names = [file] if file else ["model.safetensors"]
+    names = part_names(file) if file else ["model.safetensors"]
     index = snapshot / INDEX_FILE
     if file is None and not (snapshot / names[0]).is_file() and index.is_file():
         try:

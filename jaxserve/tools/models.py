@@ -11,6 +11,7 @@ from typing import Literal
 from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
+from jaxserve.checkpoint.gguf.split import part_names
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
 from jaxserve.runtime.environment import DEFAULT_MODEL, default_model
@@ -53,18 +54,19 @@ def local_models(folders: Sequence[Path]) -> Iterator[LocalModel]:
     for repository in repositories:
         if repository.repo_type == "model" and repository.revisions:
             newest = max(repository.revisions, key=lambda revision: revision.last_modified)
-            yield from models_in(newest.snapshot_path, repository.repo_id, separator=":")
+            yield from models_in(newest.snapshot_path, repository.repo_id, separator=":", gguf="**/*.gguf")
     for folder in folders:
         for inner in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
             yield from models_in(inner, str(inner), separator="/")
 
 
-def models_in(folder: Path, name: str, *, separator: str) -> Iterator[LocalModel]:
-    """Yield the safetensors model of a folder, and its GGUF files."""
+def models_in(folder: Path, name: str, *, separator: str, gguf: str = "*.gguf") -> Iterator[LocalModel]:
+    """Yield the safetensors model of a folder, and its GGUF models, split ones by their first file. gguf: pattern of their files."""
     if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
         yield LocalModel(name, folder)
-    for file in sorted(folder.glob("*.gguf")):
-        yield LocalModel(f"{name}{separator}{file.name}", file)
+    for file in sorted(folder.glob(gguf)):
+        if file.name == part_names(file.name)[0]:
+            yield LocalModel(f"{name}{separator}{file.relative_to(folder)}", file)
 
 
 def describe_model(model: LocalModel, machine: Machine) -> ModelRow:

@@ -150,7 +150,7 @@ def _read_as(family: Family) -> tuple[str, ...]:
         "head_dim": 8,
     }
     prefixed = [{f"{name}.{key}": value for key, value in keys.items()} for keys in VARIANTS.get(name, ())]
-    files = [GGUFFile(Path("model.gguf"), metadata, {}, 0) for metadata in prefixed]
+    files = [GGUFFile(Path("model.gguf"), metadata, {}, {}) for metadata in prefixed]
     others = [each for file in files for each in family.gguf.config(GGUFKeys(file, name), common)["architectures"]]
     return (*family.architectures, *others)
 

@@ -47,14 +47,14 @@ TOKENS: Final = np.arange(7, 27)
 KEPT: Final = "gguf-weight-only"
 
 
-def write_blocks(path: Path, seed: int = 0, **changes: str) -> Path:
+def write_blocks(path: Path, seed: int = 0, num_files: int = 1, **changes: str) -> Path:
     """Write a tiny Llama in blocks. changes: types by part, other than in KINDS."""
     kinds = KINDS | changes
     tensors = {}
     for name, value in decoder_weights(seed).items():
         kind = kinds.get(name.split(".")[-2])
         tensors[name] = ("F32", value) if kind is None else stored(kind, 0.3 * value)
-    return write_gguf(path, "llama", decoder_metadata("llama"), tensors)
+    return write_gguf(path, "llama", decoder_metadata("llama"), tensors, num_files)
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +129,18 @@ def served(path: Path) -> tuple[ServedWeights, SimpleNamespace, Any]:
     return ServedWeights(config, prepared, checkpoint, model, (), runner, state), runner, prepared  # type: ignore[arg-type]
 
 
-def test_weights_are_replaced_by_those_of_a_file_of_the_same_types(path: Path, tmp_path: Path) -> None:
+def test_weights_are_replaced_by_those_of_a_file_or_a_split_model_of_the_same_types(path: Path, tmp_path: Path) -> None:
     weights, runner, _ = served(path)
     other = write_blocks(tmp_path / "other.gguf", seed=1)
     weights.load(str(other))()
     _, expected, _ = served(other)
     for found, array in zip(runner.params, expected.params, strict=True):
         np.testing.assert_array_equal(found, array)
+    split = write_blocks(tmp_path / "split.gguf", num_files=3)
+    weights.load(str(split))()
+    for found, array, first in zip(runner.params, served(split)[1].params, served(path)[1].params, strict=True):
+        np.testing.assert_array_equal(found, array)
+        np.testing.assert_array_equal(array, first)
     of_other_type = write_blocks(tmp_path / "type.gguf", attn_q="Q8_0")
     with pytest.raises(CheckpointError, match=r"q_proj\.weight is 'Q8_0' and, in the model that is served, 'Q4_1'"):
         weights.load(str(of_other_type))

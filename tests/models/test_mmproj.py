@@ -25,7 +25,7 @@ from jaxserve.tools.planning.planner import read_model
 from tests.models.mmproj_files import CONVERSIONS, GGUFPair, write_pair
 from tests.models.pictures import picture
 from tests.models.vision_model import PROMPTS, SIZES, VisionGolden
-from tests.unit.checkpoint.checkpoint_files import stored, write_gguf
+from tests.unit.checkpoint.checkpoint_files import stored, write_decoder, write_gguf
 
 NAMES = list(CONVERSIONS)
 
@@ -283,6 +283,9 @@ def test_errors_of_the_file_itself_name_the_setting(pair: GGUFPair, tmp_path: Pa
             read_decoder(pair.text, cut)
     with pytest.raises(CheckpointError, match=r"^--mmproj .*: key 'clip\.vision\.block_count': "):
         read_decoder(pair.text, changed(pair, tmp_path, clip__vision__block_count=None))
+    split = write_decoder(tmp_path / "split.gguf", "llama", num_files=2)
+    with pytest.raises(CheckpointError, match=r"^--mmproj .*: expected one file, found the first of 2$"):
+        read_decoder(pair.text, split)
 
 
 @only("gemma3_vision_tiny")

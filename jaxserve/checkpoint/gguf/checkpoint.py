@@ -25,7 +25,7 @@ _SHARED_GATE: Final = ".shared_expert_gate.weight"
 
 @dataclass(frozen=True, slots=True)
 class GGUFCheckpoint:
-    """A Checkpoint over one GGUF file."""
+    """A Checkpoint over one GGUF file or a split model."""
 
     file: GGUFFile
     config: dict[str, Any]
@@ -40,7 +40,7 @@ class GGUFCheckpoint:
 
     @property
     def path(self) -> Path:
-        """The GGUF file."""
+        """The GGUF file; of a split model the first."""
         return self.file.path
 
     def read(self, name: str) -> Tensor:
@@ -136,6 +136,6 @@ def _info(file: GGUFFile, name: str, stored_name: str) -> TensorInfo:
     is_quantized = tensor.kind.block_elements > 1 and len(tensor.shape) > 1
     own_shape = mixer_shape(name, tensor.shape)
     if own_shape is not None:
-        return TensorInfo(name, own_shape, tensor.kind.name, tensor.num_bytes, file.path)
+        return TensorInfo(name, own_shape, tensor.kind.name, tensor.num_bytes, tensor.file)
     shape = (1, *tensor.shape) if name.endswith(_SHARED_GATE) and len(tensor.shape) == 1 else tensor.shape
-    return TensorInfo(name, shape, tensor.kind.name, tensor.num_bytes, file.path, is_quantized)
+    return TensorInfo(name, shape, tensor.kind.name, tensor.num_bytes, tensor.file, is_quantized)

@@ -79,12 +79,6 @@ def find_family(file: GGUFFile, families: Collection[Family]) -> Family:
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
         raise CheckpointError(f"{file.path}: key 'general.type': expected 'model', found {shown(str(kind))}")
-    split_count = file.metadata.get("split.count", 0)
-    if split_count not in (0, 1):
-        raise CheckpointError(
-            f"{file.path}: key 'split.count': expected a whole model in one file, found one of {split_count} parts; "
-            "join them with llama-gguf-split --merge"
-        )
     return found
 
 

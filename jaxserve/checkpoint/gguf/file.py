@@ -1,6 +1,7 @@
-"""A GGUF file (version 2 or 3, little endian): its metadata and tensors, every number in the header checked.
+"""A GGUF file (version 2 or 3, little endian), or a model split into several: its metadata and tensors, every number in the headers
+checked.
 
-Nothing in the header is trusted: counts, lengths, offsets and sizes are compared, as Python integers, with
+Nothing in a header is trusted: counts, lengths, offsets and sizes are compared, as Python integers, with
 the bytes that are really there before anything of their size is allocated. Tensors are read one at a time.
 """
 
@@ -16,7 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxserve.checkpoint.files import map_array
-from jaxserve.checkpoint.gguf.header import GGUFTensor, read_header
+from jaxserve.checkpoint.gguf.header import GGUFTensor
+from jaxserve.checkpoint.gguf.split import read_headers
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.stored_blocks import StoredBlocks
 
@@ -29,13 +31,15 @@ _STORED_DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """An opened GGUF file. Holds no descriptor and no mapping between reads."""
+    """An opened GGUF file or split model. Holds no descriptor and no mapping between reads."""
 
     path: Path
+    """The file; of a split model the first."""
     metadata: Mapping[str, Any]
     """All keys; arrays are lists."""
     tensors: Mapping[str, GGUFTensor]
-    num_file_bytes: int
+    file_bytes: Mapping[Path, int]
+    """Size of each file that tensors are in."""
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor: F32, F16 and BF16 as stored (a read-only view), quantised types as new float32."""
@@ -55,10 +59,15 @@ class GGUFFile:
         return StoredBlocks(kind.name, stored, kind.block_elements, kind.block_bytes)
 
     def _map(self, tensor: GGUFTensor, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-        return map_array(self.path, dtype, shape, offset=tensor.offset, expected_file_size=self.num_file_bytes)
+        return map_array(
+            tensor.file, dtype, shape, offset=tensor.offset, expected_file_size=self.file_bytes[tensor.file]
+        )
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open and validate a GGUF file; raise CheckpointError naming file, key or tensor, expected and found value."""
-    header = read_header(path)
-    return GGUFFile(path, header.metadata, header.tensors, header.num_file_bytes)
+    """Open and validate a GGUF file, or all files of a split model by its first; raise CheckpointError naming file, key or tensor,
+    expected and found value."""
+    headers = read_headers(path)
+    tensors = {name: tensor for header in headers.values() for name, tensor in header.tensors.items()}
+    sizes = {file: header.num_file_bytes for file, header in headers.items()}
+    return GGUFFile(path, headers[path].metadata, tensors, sizes)

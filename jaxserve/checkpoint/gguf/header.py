@@ -84,6 +84,7 @@ class GGUFTensor:
     offset: int
     """Offset in bytes from the start of the file."""
     num_bytes: int
+    file: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,7 @@ class _Parser:
         if dimensions[0] % kind.block_elements:
             self._fail(what, f"rows of a multiple of {kind.block_elements} elements ({kind.name})", str(dimensions[0]))
         num_bytes = math.prod(dimensions) // kind.block_elements * kind.block_bytes
-        return GGUFTensor(name, tuple(reversed(dimensions)), kind, offset, num_bytes)
+        return GGUFTensor(name, tuple(reversed(dimensions)), kind, offset, num_bytes, self._path)
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)

@@ -142,6 +142,8 @@ def open_mmproj(path: Path) -> MmprojFile:
     """Open the image encoder in a GGUF file. Raises CheckpointError in one line, for one that is not served, too."""
     with _naming_setting():
         file = open_gguf(path)
+    if len(file.file_bytes) > 1:
+        raise CheckpointError(f"{_SETTING} {path}: expected one file, found the first of {len(file.file_bytes)}")
     kind = file.metadata.get("general.architecture")
     if kind != _ARCHITECTURE:
         raise CheckpointError(
@@ -182,7 +184,7 @@ def with_tower(checkpoint: Checkpoint, mmproj: MmprojFile) -> Checkpoint:
         if mmproj.projector.is_rope_permuted and _FUSED in bare:
             raise mmproj.error(f"tensor {shown(stored_name)}: expected queries, keys and values in three tensors")
         is_float = stored.kind.block_elements == 1
-        info = TensorInfo(name, stored.shape, stored.kind.name if is_float else "F32", stored.num_bytes, file.path)
+        info = TensorInfo(name, stored.shape, stored.kind.name if is_float else "F32", stored.num_bytes, stored.file)
         read = partial(_read, file, stored_name, mmproj.projector.offsets.get(bare, 0.0))
         if mmproj.projector.is_rope_permuted and _PERMUTED.search(name):
             read = partial(_read_halves, file, stored_name, keys.vision.integer("attention.head_count"))

@@ -22,9 +22,9 @@ Tensors = Mapping[str, tuple[str, np.ndarray]]
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, VOCAB, LAYERS = 4, 2, 8, 32, 48, 96, 2
 
 
-def write_gguf(path: Path, architecture: str, metadata: Values, tensors: Tensors) -> Path:
-    """A GGUF file by llama.cpp's own writer. A tensor is its ggml type and its bytes (or its floats, for F32)."""
-    writer = GGUFWriter(path, architecture)
+def write_gguf(path: Path, architecture: str, metadata: Values, tensors: Tensors, num_files: int = 1) -> Path:
+    """A GGUF file, or the first of several, by llama.cpp's own writer. A tensor is its ggml type and its bytes (or its floats, for F32)."""
+    writer = GGUFWriter(path, architecture, split_max_tensors=0 if num_files == 1 else -(-len(tensors) // num_files))
     for key, value in metadata.items():
         add_value(writer, key, value)
     for name, (kind, data) in tensors.items():
@@ -33,7 +33,7 @@ def write_gguf(path: Path, architecture: str, metadata: Values, tensors: Tensors
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if num_files == 1 else path.with_name(f"{path.stem}-00001-of-{num_files:05}.gguf")
 
 
 def add_value(writer: GGUFWriter, key: str, value: Any) -> None:
@@ -94,11 +94,13 @@ def decoder_weights(seed: int = 0) -> dict[str, np.ndarray]:
     return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
-def write_decoder(path: Path, architecture: str, extra: Values | None = None, **changes: Any) -> Path:
+def write_decoder(
+    path: Path, architecture: str, extra: Values | None = None, num_files: int = 1, **changes: Any
+) -> Path:
     """A tiny decoder in F32; `extra` adds or replaces float32 tensors (None removes one)."""
     weights = {name: value for name, value in (decoder_weights() | dict(extra or {})).items() if value is not None}
     tensors = {name: ("F32", value) for name, value in weights.items()}
-    return write_gguf(path, architecture, decoder_metadata(architecture, **changes), tensors)
+    return write_gguf(path, architecture, decoder_metadata(architecture, **changes), tensors, num_files)
 
 
 def as_llama_cpp_stores(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -223,12 +223,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "key 'general.architecture': 'llama5' is not served; the nearest that is: llama; docs/models.md lists all",
     ),
     "adapter": ("llama", {"general__type": "adapter"}, "key 'general.type': expected 'model', found 'adapter'"),
-    "split": (
-        "llama",
-        {"split__count": 3},
-        "key 'split.count': expected a whole model in one file, found one of 3 parts; join them with "
-        "llama-gguf-split --merge",
-    ),
     "experts": ("qwen3", {"expert_count": 8}, "key 'qwen3.expert_count': expected a dense model (0 experts), found 8"),
     "choices": (
         "llama",

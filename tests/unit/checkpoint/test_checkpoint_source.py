@@ -190,6 +190,28 @@ def test_hub_file_fetches_that_file_only(hub: FakeHub) -> None:
     assert hub.calls[0]["allow_patterns"] == ["Tiny[[]1].Q4_K_M.gguf"]
 
 
+def test_hub_file_of_a_split_model_fetches_all_of_its_files(hub: FakeHub) -> None:
+    names = [f"Q4[K]/big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    (hub.snapshot / "Q4[K]").mkdir()
+    for name in names:
+        (hub.snapshot / name).touch()
+    assert resolve(f"owner/name:{names[0]}") == hub.snapshot / names[0]
+    call = hub.calls[0]
+    others = ["Q8/big-00002-of-00003.gguf", "Q4[K]/big-00004-of-00004.gguf", "config.json"]
+    fetched = filter_repo_objects(
+        names + others, allow_patterns=call["allow_patterns"], ignore_patterns=call["ignore_patterns"]
+    )
+    assert list(fetched) == names
+    (hub.snapshot / names[2]).unlink()
+    assert rejection(f"owner/name:{names[0]}") == (
+        f"model owner/name:{names[0]}: expected '{names[2]}' in the repository, found no such file"
+    )
+    assert rejection(f"owner/name:{names[1]}", ConfigError) == (
+        f"model owner/name:{names[1]}: is not the first file of a split model; give owner/name:{names[0]}"
+    )
+    assert len(hub.calls) == 2
+
+
 def test_progress_bars_are_shown_unless_declined(hub: FakeHub) -> None:
     (hub.snapshot / "model.safetensors").touch()
     resolve("owner/name")

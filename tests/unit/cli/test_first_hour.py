@@ -24,6 +24,7 @@ from jaxserve.tools import doctor
 from jaxserve.tools.config_check import file_mistakes
 from jaxserve.tools.found_devices import FoundDevices, NoDeviceError, find_devices
 from tests.models.mmproj_files import write_pair
+from tests.unit.checkpoint.checkpoint_files import write_decoder
 from tests.unit.tools.planning.configs import SMOLLM2, write_config
 
 ROOT = Path(__file__).parents[3]
@@ -478,6 +479,29 @@ def test_doctor_finds_the_weights_of_the_named_file_and_revision_in_the_cache(
     (snapshot / "model.safetensors").touch()
     assert verdict("org/name") == "ok"
     assert (verdict("org/name", revision="0123abcd"), verdict("org/name", revision="v2")) == ("ok", "note")
+
+
+def test_doctor_counts_the_files_of_a_split_gguf_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123abcd" / "Q4"
+    snapshot.mkdir(parents=True)
+    first = write_decoder(snapshot / "a.gguf", "llama", num_files=3)
+
+    def finding(model: str) -> tuple[str, str]:
+        found = doctor._model(load_config(flags={"model": model, "revision": "0123abcd"}))
+        return found.verdict, found.text
+
+    size = sum(file.stat().st_size for file in snapshot.iterdir()) / (1 << 30)
+    assert finding(str(first)) == ("ok", f"{first.name}: {size:.2f} GiB")
+    assert finding(f"org/name:Q4/{first.name}")[0] == "ok"
+    last = snapshot / "a-00003-of-00003.gguf"
+    last.unlink()
+    verdict, text = finding(f"org/name:Q4/{first.name}")
+    assert (verdict, text.partition(" at")[0]) == ("note", f"1 of 3 files with weights of org/name:Q4/{first.name}")
+    verdict, text = finding(str(first))
+    assert verdict == "wrong" and f"{last.name} is missing" in text
+    assert finding(f"org/name:Q4/{last.name}")[0] == "wrong"
 
 
 def test_doctor_finds_that_some_files_of_a_sharded_model_are_not_in_the_cache(

@@ -12,7 +12,7 @@ import pytest
 from jaxserve.cli.completion import SHELLS
 from jaxserve.cli.main import COMMANDS, main
 from tests.models.goldens import golden_checkpoint
-from tests.unit.checkpoint.checkpoint_files import minilm_directory
+from tests.unit.checkpoint.checkpoint_files import minilm_directory, write_decoder
 
 COMPLETE = """
 source {script}
@@ -65,6 +65,28 @@ def test_an_encoder_is_listed_as_a_model_that_embeds(
     line = listed(capsys.readouterr().out)[str(minilm_directory())]
     assert line.split()[1:3] == ["23", "M"]
     assert line.endswith("fits, embeds texts")
+
+
+@pytest.mark.slow
+def test_a_split_gguf_model_is_one_model_with_the_plan_of_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached = tmp_path / "hub" / "models--owner--tiny"
+    snapshot, models = cached / "snapshots" / "0123abcd", tmp_path / "models"
+    for folder in (snapshot / "Q4", cached / "refs", models):
+        folder.mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0123abcd")
+    write_decoder(snapshot / "Q4" / "a.gguf", "llama", num_files=3)
+    for num_files in (1, 2):
+        write_decoder(models / "b.gguf", "llama", num_files=num_files)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["models", str(models)]) == 0
+    lines = listed(capsys.readouterr().out)
+    lines.pop("default", None)
+    names = {"owner/tiny:Q4/a-00001-of-00003.gguf", f"{models}/b.gguf", f"{models}/b-00001-of-00002.gguf"}
+    assert lines.keys() == names
+    assert len({tuple(line.split()[1:]) for line in lines.values()}) == 1
+    assert all(line.endswith("fits") for line in lines.values())
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
