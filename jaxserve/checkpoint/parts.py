@@ -1,6 +1,6 @@
 """Split matrices that a checkpoint stores together into one tensor each.
 
-Tables whose rows are stored in several tensors (Qwen4-Exp) become one each.
+Tables whose rows are stored in several tensors (Qwen4-Exp), and norms of heads (StableLM 2 12B), become one each.
 
 Rows of fused QKV and gate-up matrices (Phi-3) are stacked, those of QKV also in groups (`QKVRows`). Some checkpoints stack the experts of a layer, see
 `StackedExperts`; quantised matrices of gpt-oss are outputs by inputs.
@@ -8,6 +8,7 @@ Rows of fused QKV and gate-up matrices (Phi-3) are stacked, those of QKV also in
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,9 @@ _GATE_UP: Final = "gate_up_proj"
 _STACKED: Final = tuple(f".experts.{part}" for part in (_GATE_UP, "gate_proj", "up_proj", "down_proj"))
 _BIAS: Final = "_bias"
 _SHARD: Final = re.compile(r"(?P<table>.+)\.shard_(?P<number>\d+)\.weight")
+_NORM: Final = re.compile(r"(?P<table>.+\.[qk]_norm)\.norms\.(?P<number>\d+)\.weight")
 _VECTORS: Final = (".e_score_correction_bias", ".A_log", ".act_fn.beta", ".act_fn.eps")
+_HEAD_NORMS: Final = (".self_attn.q_norm.weight", ".self_attn.k_norm.weight")
 
 
 def split_fused(checkpoint: Checkpoint, family: Family | None = None) -> Checkpoint:
@@ -102,10 +105,12 @@ class JoinedRows:
 
 
 def with_joined_tables(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with one tensor for each table that is stored in shards of its rows, numbered from 0."""
+    """Return the checkpoint with one tensor for each table that is stored in shards of its rows, numbered from 0, and with one
+    vector for norms of query or key heads that are stored apart."""
     tensors, shards = dict(checkpoint.tensors), dict[str, dict[int, TensorInfo]]()
     for name, info in checkpoint.tensors.items():
-        if (found := _SHARD.fullmatch(name)) is not None and len(info.shape) == 2:
+        found = _NORM.fullmatch(name) if len(info.shape) == 1 else _SHARD.fullmatch(name)
+        if found is not None and len(info.shape) in (1, 2):
             shards.setdefault(f"{found['table']}.weight", {})[int(found["number"])] = tensors.pop(name)
     if not shards:
         return checkpoint
@@ -114,15 +119,21 @@ def with_joined_tables(checkpoint: Checkpoint) -> Checkpoint:
         own = [numbered[number] for number in sorted(numbered)]
         first = own[0]
         if [*sorted(numbered)] != [*range(len(own))] or any(
-            (each.shape[1], each.stored_dtype) != (first.shape[1], first.stored_dtype) for each in own
+            (each.shape[1:], each.stored_dtype) != (first.shape[1:], first.stored_dtype) for each in own
         ):
             raise CheckpointError(
                 f"{first.file}: tensor {first.name!r}: shards numbered from 0, alike but for their rows, expected"
             )
-        shape, size = (sum(each.shape[0] for each in own), first.shape[1]), sum(each.num_stored_bytes for each in own)
+        shape = (sum(each.shape[0] for each in own), *first.shape[1:])
+        size = sum(each.num_stored_bytes for each in own)
         tensors[table] = replace(first, name=table, shape=shape, num_stored_bytes=size, is_quantized=False)
-        readers[table] = partial(JoinedRows, shards=own, rows=range(shape[0]))
+        joined = partial(JoinedRows, shards=own, rows=range(shape[0]))
+        readers[table] = joined if len(shape) > 1 else partial(_read_joined, joined)
     return CheckpointView(checkpoint, tensors, readers)
+
+
+def _read_joined(joined: Callable[[Checkpoint], JoinedRows], inner: Checkpoint) -> Tensor:
+    return joined(inner).dequantize()
 
 
 def with_transposed(checkpoint: Checkpoint, modules: Collection[str]) -> Checkpoint:
@@ -142,11 +153,14 @@ def _read_transposed(stored: str, inner: Checkpoint) -> Tensor:
 
 def with_flat_vectors(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with vectors for what is stored with further axes of one number, or with none: routers' correction
-    biases (1, E) of ERNIE 4.5, rates of decays (1, 1, N, 1) of Kimi Linear, and numbers () of xIELU."""
+    biases (1, E) of ERNIE 4.5, rates of decays (1, 1, N, 1) of Kimi Linear, and numbers () of xIELU; and with one vector for weights
+    (heads, H) of norms of query or key heads (Command R+)."""
     tensors, readers = dict(checkpoint.tensors), {}
     for name, info in checkpoint.tensors.items():
         own = tuple(size for size in info.shape if size != 1) or (1,)
-        if name.endswith(_VECTORS) and len(own) == 1 and own != tuple(info.shape):
+        if is_norm := name.endswith(_HEAD_NORMS) and len(info.shape) == 2:
+            own = (math.prod(info.shape),)
+        if (is_norm or name.endswith(_VECTORS)) and len(own) == 1 and own != tuple(info.shape):
             tensors[name] = replace(info, shape=own)
             readers[name] = partial(_read_flat, name)
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint

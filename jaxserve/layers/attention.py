@@ -316,4 +316,7 @@ def _head_norm(config: DecoderConfig, num_heads: int, head_dim: int, policy: Dty
     if config.qk_norm in ("none", "rotated_unit"):
         return None
     width = head_dim * (num_heads if config.qk_norm == "whole" else 1)
-    return norm_of(config.qk_norm_kind, width, config, policy, weights=config.qk_norm_weights)
+    groups, axis = (num_heads, "kv_heads") if config.qk_norm == "each_head" else (None, None)
+    return norm_of(
+        config.qk_norm_kind, width, config, policy, weights=config.qk_norm_weights, num_groups=groups, axis=axis
+    )

@@ -26,10 +26,11 @@ class RMSNorm(nnx.Module):
         weights: NormWeights = "plain",
         *,
         num_groups: int | None = None,
+        axis: str | None = None,
     ) -> None:
-        """num_groups: length of the axis before the last, if each of its places has weights of its own."""
-        shape = ((num_groups or 1) * dim,)
-        self.weight = None if weights == "none" else parameter(shape, (None,), policy.vectors)
+        """num_groups: length of the axis before the last, if each of its places has weights of its own. axis: logical axis of
+        the weights."""
+        self.weight = None if weights == "none" else parameter(((num_groups or 1) * dim,), (axis,), policy.vectors)
         self.eps, self.num_groups = eps, num_groups
         self.weights = weights
         self.is_alike = policy.backend in NATIVE
@@ -39,18 +40,19 @@ class RMSNorm(nnx.Module):
         if self.weight is None:
             return scaled.astype(x.dtype)
         if self.weights == "plain":
-            return self._by_group(self.weight[...]) * scaled.astype(x.dtype)
+            return _by_group(self.weight[...], self.num_groups) * scaled.astype(x.dtype)
         return (scaled * self.factors).astype(x.dtype)
 
     @property
     def factors(self) -> Float[Array, "*A D"]:
         """The factors on normalised values, in float32."""
         assert self.weight is not None, "a norm with weights"
-        weight = self._by_group(self.weight[...]).astype(jnp.float32)
+        weight = _by_group(self.weight[...], self.num_groups).astype(jnp.float32)
         return weight + 1 if self.weights == "offset" else weight
 
-    def _by_group(self, weight: Float[Array, "_"]) -> Float[Array, "*A D"]:
-        return weight if self.num_groups is None else weight.reshape(self.num_groups, -1)
+
+def _by_group(weight: Float[Array, "_"], num_groups: int | None) -> Float[Array, "*A D"]:
+    return weight if num_groups is None else weight.reshape(num_groups, -1)
 
 
 def normalized(x: Float[Array, "*rows D"], eps: float, *, is_alike: bool) -> Float[Array, "*rows D"]:
@@ -72,11 +74,15 @@ class LayerNorm(nnx.Module):
         has_weight: bool = True,
         is_offset: bool = False,
         is_alike: bool = False,
+        num_groups: int | None = None,
+        axis: str | None = None,
     ) -> None:
-        """is_offset: True if weights are stored minus 1. is_alike: True if a row's result must not depend on the number of rows."""
-        self.weight = parameter((dim,), (None,), policy.vectors) if has_weight else None
-        self.bias = parameter((dim,), (None,), policy.vectors) if has_bias else None
-        self.eps, self.is_offset, self.is_alike = eps, is_offset, is_alike
+        """is_offset: True if weights are stored minus 1. is_alike: True if a row's result must not depend on the number of rows.
+        num_groups, axis: as for `RMSNorm`, of biases, too."""
+        shape = ((num_groups or 1) * dim,)
+        self.weight = parameter(shape, (axis,), policy.vectors) if has_weight else None
+        self.bias = parameter(shape, (axis,), policy.vectors) if has_bias else None
+        self.eps, self.is_offset, self.is_alike, self.num_groups = eps, is_offset, is_alike, num_groups
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         wide = x.astype(jnp.float32)
@@ -85,10 +91,10 @@ class LayerNorm(nnx.Module):
         if self.weight is None:
             made = scaled.astype(x.dtype)
         elif self.is_offset:
-            made = ((self.weight[...].astype(jnp.float32) + 1) * scaled).astype(x.dtype)
+            made = ((_by_group(self.weight[...], self.num_groups).astype(jnp.float32) + 1) * scaled).astype(x.dtype)
         else:
-            made = self.weight[...] * scaled.astype(x.dtype)
-        return made if self.bias is None else made + self.bias[...]
+            made = _by_group(self.weight[...], self.num_groups) * scaled.astype(x.dtype)
+        return made if self.bias is None else made + _by_group(self.bias[...], self.num_groups)
 
 
 class GatedNorm(nnx.Module):
@@ -121,14 +127,24 @@ def norm_of(
     *,
     weights: NormWeights | None = None,
     eps: float | None = None,
+    num_groups: int | None = None,
+    axis: str | None = None,
 ) -> RMSNorm | LayerNorm:
-    """Return a norm of `dim` values. weights, eps: see `make_norm`."""
+    """Return a norm of `dim` values. weights, eps: see `make_norm`; num_groups, axis: see `RMSNorm`."""
     eps, weights = eps or config.norm_eps, weights or config.norm_weights
     if kind == "rms":
-        return RMSNorm(dim, eps, policy, weights)
-    has_bias, is_alike = kind == "layer_with_bias", policy.backend in NATIVE
-    has_weight, is_offset = weights != "none", weights == "offset"
-    return LayerNorm(dim, eps, policy, has_bias=has_bias, has_weight=has_weight, is_offset=is_offset, is_alike=is_alike)
+        return RMSNorm(dim, eps, policy, weights, num_groups=num_groups, axis=axis)
+    return LayerNorm(
+        dim,
+        eps,
+        policy,
+        has_bias=kind == "layer_with_bias",
+        has_weight=weights != "none",
+        is_offset=weights == "offset",
+        is_alike=policy.backend in NATIVE,
+        num_groups=num_groups,
+        axis=axis,
+    )
 
 
 def means(values: Float[Array, "*rows D"], *, is_alike: bool) -> Float[Array, "*rows 1"]:

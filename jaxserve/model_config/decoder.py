@@ -121,8 +121,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     qkv_clip: float | None = None
     """Bound of projected queries, keys and values, which are clipped to it (OLMo); None: they are not."""
-    qk_norm: Literal["none", "heads", "whole", "rotated_heads", "rotated_unit"] = "none"
-    """Norms of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope; or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
+    qk_norm: Literal["none", "heads", "each_head", "whole", "rotated_heads", "rotated_unit"] = "none"
+    """Norms of queries and keys: over the H of each head, with the same weights (Qwen3) or with weights of each head's own (StableLM 2 12B), or over all heads together (OLMo 2), before rope; or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
     qk_norm_kind: NormKind = "rms"
     has_value_norm: bool = False
     """True if the H values of each head are divided by their root mean square, without weights."""

@@ -159,7 +159,7 @@ def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:
     """Return the copies of each of a tensor's heads that the model has."""
     if not isinstance(config, DecoderConfig) or name.startswith(VISION) or any(mixer in name for mixer in _MIXERS):
         return 1
-    copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
+    copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm in ("whole", "each_head") else _OF_KV_HEADS
     return _kv_heads(name, config)[1] if _module(name).endswith(copied) or is_kv_scale(name) else 1
 
 

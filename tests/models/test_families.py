@@ -109,6 +109,18 @@ def test_qwen3_norms_query_and_key_heads_of_128() -> None:
     assert decoder_config(of("Qwen3")) == replace(PLAIN_DECODER, qk_norm="heads", head_dim=128)
 
 
+@pytest.mark.parametrize(("architecture", "key"), [("Cohere", "use_qk_norm"), ("StableLm", "qk_layernorm")])
+def test_command_r_plus_and_stablelm_2_12b_norm_each_head_with_its_own_weights(architecture: str, key: str) -> None:
+    plain = decoder_config(of(architecture))
+    assert plain.qk_norm == "none"
+    normed = decoder_config(of(architecture, **{key: True}))
+    assert normed == replace(plain, qk_norm="each_head", qk_norm_kind="layer")
+
+
+def test_command_r_may_have_null_for_no_norms_of_heads() -> None:
+    assert decoder_config(of("Cohere", use_qk_norm=None)) == decoder_config(of("Cohere"))
+
+
 def test_qwen_window_counts_only_when_switched_on() -> None:
     window = {"sliding_window": 8, "max_window_layers": 1}
     assert decoder_config(of("Qwen3", **window)).layers == (LayerConfig(), LayerConfig())

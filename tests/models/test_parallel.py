@@ -26,12 +26,12 @@ FAMILIES = (
     "gpt_oss_tiny",  # a mixture with biases, sinks, windows
     "kimi_linear_tiny",  # decays by channel, beside latent vectors
     "lfm2_tiny",  # short convolutions
-    "llama3_tiny",  # dense
     "minimax_tiny",  # states without windows
     "minimax_m3_tiny",  # blocks that an indexer chooses for each KV head
     "olmo_hybrid_tiny",  # gated delta nets with a matrix for each of q, k and v, beside copied KV heads
     "qwen2_moe_tiny",  # a shared expert
     "qwen3_next_tiny",  # gated delta nets, whose heads are divided
+    "stablelm_parallel_tiny",  # dense, with norms of each head, which are copied with KV heads
 )
 """One of each way in which layers are split, for `make test`; `make scale-check` splits all."""
 
@@ -103,6 +103,7 @@ def test_no_state_leaves_its_device(name: str, shape: MeshShape) -> None:
         ("gpt_oss_tiny", MeshShape(4, expert=2), "all-to-all", 4),
         ("mixtral_tiny", MeshShape(4, expert=4, data=2), "all-to-all", 0),
         ("llama4_tiny", MeshShape(2, data=2), "auto", 4),  # scaled inputs of experts whose width is split
+        pytest.param("cohere_tiny", MeshShape(4), "auto", 4, marks=pytest.mark.exhaustive),  # norms of each head
         ("qwen3_next_tiny", MeshShape(2, data=2), "auto", 4),  # states divided by head and by rank
         pytest.param("lfm2_tiny", MeshShape(1, data=2), "auto", 0, marks=pytest.mark.exhaustive),
         ("gemma3n_tiny", MeshShape(2, data=2), "auto", 4),  # a threshold over a width that is split

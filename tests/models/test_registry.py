@@ -353,7 +353,6 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("Phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type is 'linear'"),
         ("Phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1; supported: a fraction of a head of 16"),
         ("Phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; supported: a number from 0 to 1"),
-        ("Cohere", {"use_qk_norm": True}, "use_qk_norm is true; supported: false or null"),
         ("Cohere2", {"sliding_window": None}, "sliding_window is null; supported: an integer from 1"),
         ("Exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
         (
@@ -540,7 +539,6 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("MiMoV2Flash", {"swa_head_dim": 128}, "swa_head_dim is 128; supported: 192 or null"),
         ("MiMoV2Flash", {"v_head_dim": 256}, "v_head_dim is 256; supported: an integer from 1 to 192"),
         ("Persimmon", {"num_key_value_heads": 2}, "num_key_value_heads is 2; supported: null or 4"),
-        ("StableLm", {"qk_layernorm": True}, "qk_layernorm is true; supported: false"),
         ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers is [1]; supported: a list of 0 and 1"),
         ("SmolLM3", {"no_rope_layers": [1, 2]}, "no_rope_layers is [1, 2]"),
         ("SmolLM3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),

@@ -1,4 +1,4 @@
-"""Command R, and Aya, of 2024."""
+"""Command R, Command R+ and Aya, of 2024."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ _LONGER: Final = "model_max_length"
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Parallel blocks after one LayerNorm without bias, adjacent rotary pairs and a factor on logits."""
+    """Parallel blocks after one LayerNorm without bias, adjacent rotary pairs and a factor on logits.
+
+    Command R+ normalises query and key heads, too, each with weights of its own.
+    """
     keys = Keys({**DEFAULTS, **hf})
-    keys.require("use_qk_norm", False, None)
-    return cohere(keys, full_layers(keys))
+    config = cohere(keys, full_layers(keys))
+    if keys.get("use_qk_norm") is None or not keys.flag("use_qk_norm"):
+        return config
+    return replace(config, qk_norm="each_head", qk_norm_kind="layer")
 
 
 def cohere(

@@ -22,12 +22,9 @@ DEFAULTS = dict(
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """LayerNorm with biases, partial rotation, and perhaps QKV biases or parallel blocks.
-
-    Norms of query and key heads, one weight for each head (StableLM 2 12B), are rejected.
-    """
+    """LayerNorm with biases, partial rotation, and perhaps QKV biases, parallel blocks, or LayerNorm without biases of query and
+    key heads, each with weights of its own (StableLM 2 12B)."""
     keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.25, **hf})
-    keys.require("qk_layernorm", False)
     config = build(
         keys,
         layers=full_layers(keys),
@@ -36,6 +33,8 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         eps_key="layer_norm_eps",
     )
     config = replace(config, norm_kind="layer_with_bias")
+    if keys.flag("qk_layernorm"):
+        config = replace(config, qk_norm="each_head", qk_norm_kind="layer")
     return replace(config, norm_placement="parallel") if keys.flag("use_parallel_residual") else config
 
 
@@ -52,6 +51,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("StableLmForCausalLM",),
     decoder_config,
+    renames={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
     gguf=GGUFArchitecture(
         "stablelm",
         has_partial_rotary=True,

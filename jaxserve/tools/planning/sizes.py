@@ -205,7 +205,7 @@ def token_bytes(config: Config, decoder: DecoderConfig, platform: str) -> int:
 
 def _num_copied(config: DecoderConfig) -> int:
     """Return the parameters of copies of KV heads, which the checkpoint does not have."""
-    per_row = config.hidden_size + config.qkv_bias + (0.5 if config.qk_norm == "whole" else 0)
+    per_row = config.hidden_size + config.qkv_bias + (0.5 if config.qk_norm in ("whole", "each_head") else 0)
     rows = 0
     for layer in (layer for layer in config.layers if layer.has_kv and layer.latent_dim is None):
         heads, dim = config.kv_shape(layer)

@@ -99,6 +99,15 @@ def ministral3_keys(hf: Config) -> dict[str, Any]:
     }
 
 
+def with_stacked_norms(tensors: Tensors, hf: Config) -> Tensors:
+    """Return one matrix (heads, H) for the norms of query heads of a layer, and one for those of key heads."""
+    found, norms = dict(tensors), dict[str, dict[int, np.ndarray]]()
+    for name in tensors:
+        if (match := re.fullmatch(r"(.+)\.norms\.(\d+)\.weight", name)) is not None:
+            norms.setdefault(f"{match[1]}.weight", {})[int(match[2])] = found.pop(name)
+    return found | {name: np.stack([own[head] for head in sorted(own)]) for name, own in norms.items()}
+
+
 def exaone4_keys(hf: Config) -> dict[str, Any]:
     count, pattern = hf["num_hidden_layers"], hf["sliding_window_pattern"]
     return {
@@ -772,6 +781,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
     "StableLmForCausalLM": Conversion(
         gguf.MODEL_ARCH.STABLELM,
         lambda hf: partial_rotary(0.25)(hf) | {"use_parallel_residual": hf.get("use_parallel_residual", True)},
+        prepare=with_stacked_norms,
     ),
     "NemotronForCausalLM": Conversion(
         gguf.MODEL_ARCH.NEMOTRON,

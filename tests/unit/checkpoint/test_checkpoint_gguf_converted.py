@@ -14,7 +14,6 @@ from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, decoder_of, open_model
 from tests.models.goldens import golden_checkpoint
-from tests.unit.checkpoint.checkpoint_files import write_decoder
 from tests.unit.checkpoint.gguf_converted import CONVERSIONS, converted, with_joined_qkv
 
 LLAMA3 = {
@@ -259,14 +258,6 @@ def test_exaone_4_without_a_window_rotates_all_layers(tmp_path: Path) -> None:
     folder, hf = in_a_file("exaone4_tiny")
     found = open_model(converted(tmp_path / "a.gguf", folder, hf, attention__sliding_window=None))
     assert decoder_of(found) == decoder_config(hf | {"sliding_window": None})
-
-
-@pytest.mark.parametrize(("architecture", "key"), [("command-r", "use_qk_norm"), ("stablelm", "qk_layernorm")])
-def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, key: str) -> None:
-    norms = {"blk.0.attn_q_norm.weight": np.ones((4, 8), np.float32)}
-    options = {"attention__layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
-    with pytest.raises(CheckpointError, match=f"{key} is true; supported: false"):
-        decoder_of(open_model(write_decoder(tmp_path / "a.gguf", architecture, norms, **options)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from jaxserve.checkpoint.huggingface import open_huggingface
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import open_model
+from jaxserve.models.registry import families, open_model
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 INDEX = "model.safetensors.index.json"
@@ -173,3 +173,24 @@ def test_multi_token_prediction_layers_are_left_out(tmp_path: Path, key: str) ->
     config = {"architectures": ["Any"], "num_hidden_layers": 2, key: 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert sorted(open_huggingface(tmp_path, ()).tensors) == [names[0], names[2]]
+
+
+def write_norms(directory: Path, heads: list[int]) -> None:
+    """Write norms of query heads as StableLM 2 12B stores them; the weights are the number of the head."""
+    write_json(directory / "config.json", {"architectures": ["StableLmForCausalLM"]})
+    names = {head: f"model.layers.0.self_attn.q_layernorm.norms.{head}.weight" for head in heads}
+    tensors = {name: np.full(2, head, np.float32) for head, name in names.items()}
+    write_safetensors(directory / "model.safetensors", tensors)
+
+
+def test_norms_of_heads_are_one_vector_in_the_order_of_the_heads(tmp_path: Path) -> None:
+    write_norms(tmp_path, list(range(11)))
+    checkpoint, name = open_huggingface(tmp_path, families()), "model.layers.0.self_attn.q_norm.weight"
+    assert checkpoint.tensors[name].shape == (22,)
+    np.testing.assert_array_equal(checkpoint.read(name), np.repeat(np.arange(11, dtype=np.float32), 2))
+
+
+def test_a_missing_norm_of_a_head_is_refused(tmp_path: Path) -> None:
+    write_norms(tmp_path, [0, 2])
+    with pytest.raises(CheckpointError, match=r"q_norm\.norms\.0\.weight': shards numbered from 0"):
+        open_huggingface(tmp_path, families())
