@@ -58,7 +58,6 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "flash_attn": _ALWAYS,
         "gpu_layers": _LAYERS,
         "gpu_memory_utilization": "use `--memory-fraction`",
-        "hf_overrides": "the checkpoint decides; to score texts with a model that generates, use `--classifier-from-token`",
         "hf_repo": _MODEL,
         "jinja": _TEMPLATE,
         "kv_cache_memory_bytes": "use `--kv-cache-memory`, of all devices together",

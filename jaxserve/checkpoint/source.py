@@ -1,19 +1,28 @@
-"""Find a model, or the image encoder of one: a local path, or a Hugging Face hub id downloaded to the hub's cache."""
+"""Find a model, or the image encoder of one: a local path, or a Hugging Face hub id downloaded to the hub's cache; and make the folder
+of a model whose config.json `--hf-overrides` changes."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
+import os
 import re
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, Final
 
 from jaxserve.checkpoint.files import INDEX_FILE, MODEL_OPTIMIZER, TIKTOKEN, expect_tokenizer_files, read_object
 from jaxserve.checkpoint.gguf.split import part_names
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
-from jaxserve.checkpoint.sentence.folders import transformer_folder
+from jaxserve.checkpoint.maxtext.folder import is_orbax
+from jaxserve.checkpoint.sentence.folders import modules_directory, transformer_folder
 from jaxserve.config.images import ImagesConfig
+from jaxserve.config.model import ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
@@ -46,6 +55,10 @@ _CONFIG_PATTERNS = [
     *_MODULE_CONFIGS,
 ]
 """Files that describe a safetensors model."""
+_CONFIG: Final = "config.json"
+_ORIGINAL: Final = "original-config.json"
+"""Link to the config.json of a model, beside the folder with the one that `--hf-overrides` changed."""
+DEFAULT_OVERRIDES_DIRECTORY: Final = "~/.cache/jaxserve/overrides"
 
 
 def resolve(
@@ -90,6 +103,97 @@ def resolve(
         if not (snapshot / file).is_file():
             raise CheckpointError(f"model {model}: expected {shown(file)} in the repository, found no such file")
     return snapshot / file_name
+
+
+def resolve_model(settings: ModelConfig, *, weights: bool = True) -> Path:
+    """Return the local path of the model to serve, with the config.json of `--hf-overrides`.
+
+    weights: False fetches only the config of a repository of the hub. Raises as `resolve` and `overridden` do.
+    """
+    return overridden(resolve(settings.model, settings.revision, weights=weights), settings)
+
+
+def overridden(path: Path, settings: ModelConfig) -> Path:
+    """Return the folder of the model at `path` with the config.json that `--hf-overrides` makes of its own: a folder of links to
+    its other files; `path` itself without overrides.
+
+    So every reader of the folder, in any process, sees the same config. The folder is named by its content and never changed. Raises
+    ConfigError in one line for a model that has no config.json, and if the folder cannot be written.
+    """
+    if settings.hf_overrides is None:
+        return path
+    if not (path / _CONFIG).is_file() or is_orbax(path):
+        what = (
+            "the metadata of a GGUF file decides"
+            if path.is_file()
+            else "only that of a Hugging Face directory is changed"
+        )
+        raise ConfigError(f"--hf-overrides: {path} has no {_CONFIG} to change: {what}")
+    path = path.resolve() if path.name == ".." else path.absolute()
+    text = json.dumps(_merged(read_object(path / _CONFIG), settings.overrides, ""), indent=2)
+    around = modules_directory(path)
+    groups = {".": [] if around in (None, path) else _others(around, path.name), path.name: _others(path, _CONFIG)}
+    content = hashlib.sha256(repr((str(path), groups, text)).encode()).hexdigest()
+    directory = Path(settings.hf_overrides_dir or DEFAULT_OVERRIDES_DIRECTORY)
+    try:
+        directory = directory.expanduser().absolute()
+        place = directory / content[:32]
+        if not place.is_dir():
+            _write_links(place, path, groups, text)
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user without a home directory
+        raise ConfigError(
+            f"--hf-overrides-dir {directory}: cannot be written, and holds what --hf-overrides changes: {error}"
+        ) from error
+    return place / path.name
+
+
+def original_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of the model whose folder with overrides is `folder`, as it is without them."""
+    return read_object(folder.parent / _ORIGINAL)
+
+
+def _others(folder: Path, name: str) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != name)
+
+
+def _write_links(place: Path, path: Path, groups: Mapping[str, list[str]], config: str) -> None:
+    """Make the folder `place` as a whole: `groups` has the names of the entries to link, those beside the model at `path` and its own."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=place.parent))
+    try:
+        for folder, names in groups.items():
+            (partial / folder).mkdir(exist_ok=True)
+            for name in names:
+                (partial / folder / name).symlink_to((path.parent if folder == "." else path) / name)
+        (partial / _ORIGINAL).symlink_to(path / _CONFIG)
+        with (partial / path.name / _CONFIG).open("w", encoding="utf-8") as file:
+            file.write(config)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(place)
+    except OSError:
+        if not place.is_dir():  # another process made the same one
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _merged(config: Mapping[str, Any], changes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return a table of config.json with the values of `changes`, those of tables within it one by one. prefix: of names in errors."""
+    merged = dict(config)
+    for key, value in changes.items():
+        name = prefix + key
+        if name == "classifier_from_token":
+            raise ConfigError(f"--hf-overrides: {name}: use --classifier-from-token, without another architecture")
+        if key == "rope_scaling" and value and not config.get(key) and config.get("rope_parameters"):
+            raise ConfigError(
+                f"--hf-overrides: {name}: config.json has rope_parameters, whose rope_theta it would hide; change that table"
+            )
+        own = config.get(key)
+        merged[key] = (
+            _merged(own if isinstance(own, dict) else {}, value, f"{name}.") if isinstance(value, dict) else value
+        )
+    return merged
 
 
 def _other_shards(index: Path) -> list[str]:

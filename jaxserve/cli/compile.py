@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve_model
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
@@ -19,6 +19,8 @@ Run it on the same kind of host and device as the server, with the server's sett
 be a directory with only config.json, and of a hub id only config files are fetched. --output replaces --compile-cache.
 """
 _MIB = 1 << 20
+_OTHERS = ("model", "compile_cache", "hf_overrides_dir")
+"""Settings that do not decide programs, or that the command gives otherwise."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_from_flags(arguments)
     configure_logging(config.server.log_level, config.server.log_format)
     directory = Path(arguments.output).expanduser()
-    path = resolve(config.model.model, config.model.revision, weights=False)
+    path = resolve_model(config.model, weights=False)
 
     from jaxserve.executor.precompile import precompile  # imports jax, after the flags are checked
 
@@ -58,7 +60,7 @@ def _settings(config: Config) -> dict[str, str]:
     return {
         setting.name: str(format_value(setting, value))
         for setting in SETTINGS
-        if setting.section in SIZE_SECTIONS and setting.name not in ("model", "compile_cache") and not setting.is_secret
+        if setting.section in SIZE_SECTIONS and setting.name not in _OTHERS and not setting.is_secret
         if (value := value_of(config, setting)) != setting.default
     }
 

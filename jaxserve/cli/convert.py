@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve_model
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_from_flags(arguments)
     configure_logging(config.server.log_level, config.server.log_format)
     output = Path(arguments.output).expanduser()
-    path = resolve(config.model.model, config.model.revision)
+    path = resolve_model(config.model)
 
     from jaxserve.executor.convert import convert  # imports jax, after the flags are checked
 

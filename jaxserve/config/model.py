@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxserve.config.option import option
 from jaxserve.errors import ConfigError
@@ -81,6 +82,17 @@ class ModelConfig:
         help="score texts with a model that generates: two tokens, separated by a comma, of which the logit of the first (no) "
         "is subtracted from that of the second (yes), or one token; implies --task embed",
     )
+    hf_overrides: str | None = option(
+        None,
+        unit="json",
+        help="JSON object that is merged into the model's config.json before it is read: tables are merged, other values and lists "
+        "replaced",
+    )
+    hf_overrides_dir: str | None = option(
+        None,
+        help="directory of the folders that --hf-overrides makes, of the merged config.json and links to the model's files (default: "
+        "jaxserve/overrides in $XDG_CACHE_HOME or ~/.cache)",
+    )
 
     def __post_init__(self) -> None:
         count = len(self.adapters)
@@ -92,6 +104,13 @@ class ModelConfig:
             raise ConfigError("--classifier-from-token: expected one token, or two separated by a comma")
         if self.task == "generate":
             self.check_generates()
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Object of `hf_overrides`; empty without one."""
+        found = {} if self.hf_overrides is None else json.loads(self.hf_overrides)
+        assert isinstance(found, dict), "checked where settings are read"
+        return found
 
     @property
     def adapters(self) -> dict[str, str]:

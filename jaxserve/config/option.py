@@ -13,11 +13,12 @@ def option(
     help: str,
     ge: float | None = None,
     le: float | None = None,
-    unit: Literal["bytes"] | None = None,
+    unit: Literal["bytes", "json"] | None = None,
     secret: bool = False,
     choices_from: str | None = None,
 ) -> Any:
-    """Declare a setting: its default, its help text and its limits (`unit="bytes"` accepts `512MiB`).
+    """Declare a setting: its default, its help text and its limits (`unit="bytes"` accepts `512MiB`, `unit="json"` a
+    JSON object, which a setting of type `str` keeps as text).
 
     choices_from: for a setting of type `str`, the function that returns the allowed values, as "module:function". It is
     called when settings are read, and the default is allowed as well. The module must be cheap to import: no jax.

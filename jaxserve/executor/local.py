@@ -19,7 +19,7 @@ from jaxserve import __version__
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.source import resolve_tower
+from jaxserve.checkpoint.source import original_config, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.adapters import adapters_config, open_adapters
@@ -49,7 +49,7 @@ from jaxserve.ipc.report import ModelWork, PhaseClock, PhaseSpan, ProgramReport,
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models.registry import model_of, open_model
+from jaxserve.models.registry import model_of, open_model, unread_keys
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.models.step_work import step_work
 from jaxserve.runner.images.served import with_served_images
@@ -123,6 +123,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             files = LoadedFiles(model_path, mmproj) if config.tiers.are_shared else None
             checkpoint = open_model(model_path, mmproj)
             model = stored_model = model_of(checkpoint)
+            _warn_of_overrides(config, model_path, checkpoint)
             if isinstance(model, DecoderConfig):
                 if resolve_task(config.model, model) == "generate":
                     model = with_served_images(config.images, model, model_path, checkpoint, mmproj)
@@ -344,6 +345,13 @@ def fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleto
         __version__,
     )
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
+
+
+def _warn_of_overrides(config: Config, path: Path, checkpoint: Checkpoint) -> None:
+    """Log the names in `--hf-overrides` that nothing reads. path: of the folder with the overrides."""
+    if config.model.hf_overrides is not None:
+        for name in unread_keys(checkpoint, config.model.overrides, original_config(path)):
+            _LOG.warning("--hf-overrides: %s: config.json has no such key, and the model does not read it", name)
 
 
 _FILE: Final = "generation_config.json"

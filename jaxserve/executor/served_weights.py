@@ -20,7 +20,7 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import EMBEDDING, HEAD
 from jaxserve.checkpoint.sentence.encoder_names import with_encoder_names
 from jaxserve.checkpoint.sentence.head import with_head
-from jaxserve.checkpoint.source import resolve, resolve_adapter, resolve_tower
+from jaxserve.checkpoint.source import overridden, resolve, resolve_adapter, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
 from jaxserve.executor.adapters import target_model
@@ -101,7 +101,7 @@ class ServedWeights:
 
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
-        path = resolve(model, progress=False, needs_tokenizer=False)
+        path = overridden(resolve(model, progress=False, needs_tokenizer=False), self._config.model)
         mmproj = resolve_tower(self._config.images)
         self._new = files = LoadedFiles(path, mmproj)
         checkpoint = open_model(path, mmproj)

@@ -11,7 +11,7 @@ from os import PathLike
 from typing import Any, Final, Literal
 
 from jaxserve.checkpoint.safetensors_file import ArrayLike
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve_model
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, RequestError, invalid
 from jaxserve.frontend.checks import shorten
@@ -345,7 +345,7 @@ async def _engine(
     config: Config, address: str, executor: Literal["local", "fake"], fake: FakeOptions, frontend: Frontend
 ) -> AsyncIterator[None]:
     """Run the engine process inside the block; requests under way end with an error if it ends."""
-    path = await in_thread(lambda: resolve(config.model.model, config.model.revision))
+    path = await in_thread(lambda: resolve_model(config.model))
     spec = EngineSpec(config=config, model_path=str(path), address=address, executor=executor, fake=fake)
     with contextlib.closing(ClientSocket(address)) as socket:
         async with frontend.client.connected(socket) as connection, engine_process(spec) as engine:

@@ -1,12 +1,12 @@
-"""Compare the `config.json` of an architecture that is not served with the families that are."""
+"""Compare a `config.json` with the keys that families read: that of an architecture that is not served, or one with overrides."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.errors import CheckpointError
@@ -30,6 +30,8 @@ _INERT: Final = frozenset(
     "router_jitter_noise".split()
 )
 """Keys that no family computes with, or that are read elsewhere."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +108,60 @@ def differences(hf: Mapping[str, Any], family: Family) -> Differences:
     return Differences(tuple(unread), tuple(rejected), needed, is_complete=not isinstance(result, str))
 
 
+def unread_overrides(
+    overrides: Mapping[str, Any],
+    original: Mapping[str, Any],
+    hf: Mapping[str, Any],
+    read: Callable[[dict[str, Any]], object],
+) -> tuple[str, ...]:
+    """Return the names of overrides that are not in the model's `config.json`, and that its reader does not read either.
+
+    original: that file. hf: the config of the text model, with the overrides. read: its reader. Tables of other parts, such as
+    `vision_config`, are not checked, nor are keys that are read elsewhere.
+    """
+
+    def is_read(names: tuple[str, ...], value: object) -> bool:
+        table: Any = hf
+        for name in names[:-1]:
+            table = table.get(name) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            return len(names) > 1  # of another part
+        return table.get(names[-1]) == value and _result(read, _with(hf, names, "?")) != _result(read, hf)
+
+    found = []
+    for names, value in _leaves(overrides, original):
+        is_inside = names[0] == "text_config" and "text_config" not in hf
+        inner = names[1:] if is_inside else names
+        if inner[0] not in _INERT and not is_read(inner, value):
+            found.append(".".join(names))
+    return tuple(found)
+
+
+def _leaves(table: Mapping[str, Any], present: Any) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the values in `table` and its inner tables that `present` has not, by the names of their keys."""
+    for key, value in table.items():
+        own = present.get(key) if isinstance(present, dict) else None
+        if isinstance(value, dict):
+            yield from (((key, *names), leaf) for names, leaf in _leaves(value, own))
+        elif not isinstance(present, dict) or key not in present:
+            yield (key,), value
+
+
+def _with(table: Mapping[str, Any], names: tuple[str, ...], value: object) -> dict[str, Any]:
+    """Return a copy of `table` with another value in an inner table."""
+    first, *rest = names
+    return {**table, first: _with(table[first], tuple(rest), value) if rest else value}
+
+
 def _read(family: Family, keys: Mapping[str, Any]) -> DecoderConfig | str:
     """Return what the family's reader makes of `keys`, or its error."""
+    return _result(family.decoder_config, {**keys, "architectures": [family.architectures[0]]})
+
+
+def _result(read: Callable[[dict[str, Any]], T], keys: Mapping[str, Any]) -> T | str:
+    """Return what a reader makes of `keys`, or its error."""
     try:
-        return family.decoder_config({**keys, "architectures": [family.architectures[0]]})
+        return read(dict(keys))
     except CheckpointError as error:
         return str(error)
 

@@ -33,7 +33,7 @@ from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._labels import label_head
-from jaxserve.models.nearest import differences, nearest_family
+from jaxserve.models.nearest import differences, nearest_family, unread_overrides
 from jaxserve.models.output_head import has_own_head
 from jaxserve.quant.kv_scales import kv_scale_dtype
 from jaxserve.quant.names import NO_QUANTIZATION
@@ -237,6 +237,13 @@ def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
         return read(dict(checkpoint.config))
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
+def unread_keys(checkpoint: Checkpoint, overrides: Mapping[str, Any], original: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of overrides that nothing reads, by `nearest.unread_overrides`. original: `config.json` without overrides."""
+    config = checkpoint.config
+    read = encoder_architectures().get(architecture(config) or "") or family_of(config).decoder_config
+    return unread_overrides(overrides, original, config, read)
 
 
 def read_decoder(path: Path, mmproj: Path | None = None) -> tuple[DecoderConfig, Checkpoint | None]:

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from jaxserve.apis.routes import ApiStyle
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve_model
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.frontend.tokenization import NUM_THREADS, Tokenization
 from jaxserve.http.access import CorsPolicy
@@ -108,7 +108,7 @@ class Ingress:
         config = own.config
         self._engines = engines.options(method_name="handle", stream=True)
         tokens = Tokenization(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize"))
-        path = resolve(config.model.model, config.model.revision)
+        path = resolve_model(config.model)
         self._keys = RouteKeys.load(config, path, tokens, own.ray.routing)
         self._routes = {(route.method, route.path): route for route in collect_routes()}
         self._styles = {path: route.style for (_, path), route in self._routes.items() if route.style != ApiStyle()}

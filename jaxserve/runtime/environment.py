@@ -33,6 +33,8 @@ from jaxserve.runtime.settings import (
 
 CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 CACHES_VARIABLE = "XDG_CACHE_HOME"
+_CACHES = (("compile_cache", "programs"), ("flight_recorder_dir", "flight"), ("hf_overrides_dir", "overrides"))
+"""Settings of directories and their folders in `jaxserve` of the user's caches."""
 _KEYS = frozenset({"JAXSERVE_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"})
 HOSTS_PORT = 7600
 """Port of the coordinator in a group of a LeaderWorkerSet."""
@@ -81,7 +83,7 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
     given |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in flags.items()}
     values = {**found.values, **given}
     caches = environ.get(CACHES_VARIABLE, "")
-    for name, folder in (("compile_cache", "programs"), ("flight_recorder_dir", "flight")):
+    for name, folder in _CACHES:
         if values.get(name) is None and os.path.isabs(caches):  # XDG: others are to be ignored
             values[name] = os.path.join(caches, "jaxserve", folder)
     values |= leader_worker_set(environ, values)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from uuid import uuid4
 
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve_model
 from jaxserve.config import Config
 from jaxserve.ipc.engine_spec import SERVING_BEAT, HostWorkerSpec
 from jaxserve.log import configure_logging
@@ -47,7 +47,7 @@ def run_workers(config: Config, signals: Sequence[int]) -> int:
     """
     configure_logging(config.server.log_level, config.server.log_format)
     hosts = config.hosts
-    path = resolve(config.model.model, config.model.revision)
+    path = resolve_model(config.model)
     _log.info("host %d of %d, host 0 is at %s", hosts.rank, hosts.num_hosts, hosts.coordinator)
     budget, host_id = RestartBudget(config.server.engine_restarts), uuid4().hex
     while True:

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from jaxserve.checkpoint.source import resolve, resolve_tower
+from jaxserve.checkpoint.source import resolve_model, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.http.api_keys import api_keys
@@ -334,7 +334,7 @@ def first_request(model_info: ModelInfo, *, has_chat: bool) -> tuple[str, dict[s
 
 
 def _resolve(config: Config) -> Path:
-    path = resolve(config.model.model, config.model.revision)
+    path = resolve_model(config.model)
     resolve_tower(config.images, progress=True)  # fetched here, with a bar
     return path
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import json
 import math
 import re
 import types
@@ -22,7 +23,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.foreign_settings import advice_for_name
 from jaxserve.yaml_values import integer, switch
 
-Kind = Literal["text", "integer", "number", "switch", "choice", "bytes"]
+Kind = Literal["text", "integer", "number", "switch", "choice", "bytes", "json"]
 Value = str | int | float | bool | None
 
 ENVIRONMENT_PREFIX = "JAXSERVE_"
@@ -67,7 +68,12 @@ class Setting:
             return "one of " + ", ".join(self.choices)
         if self.kind == "switch":
             return "true or false"
-        noun = {"integer": "an integer", "number": "a number", "bytes": "a size like 512MiB or 2GiB"}.get(self.kind, "")
+        noun = {
+            "integer": "an integer",
+            "number": "a number",
+            "bytes": "a size like 512MiB or 2GiB",
+            "json": "a JSON object",
+        }.get(self.kind, "")
         limits = (("at least", self.least), ("at most", self.most))
         bounds = [f"{word} {bound:.15g}" for word, bound in limits if bound is not None]
         return ", ".join(part for part in (noun, " and ".join(bounds)) if part)
@@ -103,7 +109,7 @@ def parse_value(setting: Setting, raw: object, source: str) -> Value:
             least, most = setting.least, setting.most
             if (least is not None and value < least) or (most is not None and value > most):
                 raise ValueError
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         raise _rejected(setting, raw, source) from None
     return value
 
@@ -129,7 +135,7 @@ def declared_setting(section: str, field: dataclasses.Field[Any], hint: Any) -> 
     return Setting(
         section=section,
         name=field.name,
-        kind="bytes" if field.metadata["unit"] == "bytes" else kind,
+        kind=field.metadata["unit"] or kind,
         choices=choices,
         default=None if field.default is dataclasses.MISSING else field.default,
         is_optional=type(None) in members,
@@ -164,6 +170,24 @@ def _number(raw: object) -> float:
     raise ValueError
 
 
+def _json(raw: object) -> str:
+    """Return a JSON object as compact text. Raises ValueError for anything else, and for a key that is given twice."""
+    found = json.loads(raw, object_pairs_hook=_once) if isinstance(raw, str) else raw
+    if not isinstance(found, dict):
+        raise ValueError
+    try:
+        return json.dumps(found)
+    except (TypeError, RecursionError):  # values of Python, or of YAML, that JSON has not
+        raise ValueError from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
+
+
 def _bytes(raw: object) -> int:
     if isinstance(raw, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", raw.strip())):
         number, unit = match.groups()
@@ -174,7 +198,15 @@ def _bytes(raw: object) -> int:
 
 
 _PARSERS: Mapping[Kind, Callable[[object], Value]] = types.MappingProxyType(
-    {"text": _text, "choice": _text, "integer": integer, "number": _number, "switch": switch, "bytes": _bytes}
+    {
+        "text": _text,
+        "choice": _text,
+        "integer": integer,
+        "number": _number,
+        "switch": switch,
+        "bytes": _bytes,
+        "json": _json,
+    }
 )
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from jaxserve.checkpoint.files import INDEX_FILE
 from jaxserve.checkpoint.gguf.split import gguf_files, part_names
-from jaxserve.checkpoint.source import hub_id, resolve_tower
+from jaxserve.checkpoint.source import hub_id, overridden, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.runner.host.cgroup import ROOT, cpu_quota
@@ -220,7 +220,7 @@ def _model(config: Config) -> Finding:
 
     try:
         tower = None if _hub_tower(config) else resolve_tower(config.images)
-        open_model(path, tower)
+        open_model(overridden(path, config.model), tower)
     except StartupError as error:
         return Finding("model", "wrong", str(error), "`jaxserve plan MODEL` explains what can be loaded")
     files = gguf_files(path) if path.is_file() else list(path.glob("*.safetensors"))

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve_model
 from jaxserve.config import Config
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.process import build_core, build_executor
@@ -110,7 +110,7 @@ def run_offline(
     add_bar: Callable[[str, int], tuple[Callable[[], None], Callable[[RequestRecord], None]]],
 ) -> dict[str, Any]:
     """Load the model, measure `load` in the format of the model (chat, if it has a template) and return the figures."""
-    path = resolve(config.model.model, config.model.revision)
+    path = resolve_model(config.model)
     tokenizer = tokenizer_of(config, path)
     load = dataclasses.replace(load, form="chat" if tokenizer.chat_templates else "text")
     spec = EngineSpec(config=config, model_path=str(path), address="")

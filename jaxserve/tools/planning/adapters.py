@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from jaxserve.checkpoint.peft import Adapter
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve_model
 from jaxserve.config import Config, ModelConfig
 from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.model_config.adapters import AdaptersConfig
@@ -34,6 +34,6 @@ def adapters_notes(config: Config, decoder: DecoderConfig, size: str) -> tuple[s
 def _open_adapters(model: ModelConfig) -> tuple[Adapter, ...]:
     if not model.adapters:
         return ()
-    path = resolve(model.model, model.revision, weights=False)
+    path = resolve_model(model, weights=False)
     decoder, checkpoint = read_decoder(path)
     return open_adapters(Config(model=model), decoder, text_model(path, checkpoint))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from jaxserve.checkpoint.source import resolve
-from jaxserve.config import Config
+from jaxserve.checkpoint.source import resolve, resolve_model
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.adapters import AdaptersConfig
@@ -126,14 +126,16 @@ def planned_draft(config: Config, decoder: DecoderConfig, device: Device) -> Dra
     if name is None:
         return None
     is_mtp = config.scheduler.speculative_method == "mtp"
-    draft = _read_draft(name, config.model.revision if is_mtp else None, is_mtp=is_mtp)
+    draft = _read_draft(name, config.model if is_mtp else None)
     return make_draft_model(config, decoder, draft, planned_chip(device))
 
 
 @lru_cache(maxsize=2)
-def _read_draft(name: str, revision: str | None, *, is_mtp: bool) -> DecoderConfig:
-    path = resolve(name, revision, weights=False)
-    return read_mtp_layer(path)[0] if is_mtp else read_draft(path)
+def _read_draft(name: str, model: ModelConfig | None) -> DecoderConfig:
+    """Return the config of the draft model `name`, or of the MTP layer of `model`."""
+    if model is None:
+        return read_draft(resolve(name, weights=False))
+    return read_mtp_layer(resolve_model(model, weights=False))[0]
 
 
 def planned_images(config: Config, decoder: DecoderConfig, device: Device, sizes: Sizes) -> ImageShape | None:

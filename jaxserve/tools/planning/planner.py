@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxserve.checkpoint.source import resolve, resolve_tower
+from jaxserve.checkpoint.source import resolve_model, resolve_tower
 from jaxserve.config import Config, ImagesConfig, ServerConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
@@ -120,7 +120,7 @@ def plan_model(
     notes: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of one model, with the arguments of `make_plan`. rates: None leaves the roofline out."""
-    path = resolve(config.model.model, config.model.revision, weights=False)
+    path = resolve_model(config.model, weights=False)
     machine = machine.of_one_replica(config.parallel)
     device = machine.device
     if (replicas := config.parallel.replicas) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,6 +103,20 @@ def test_a_program_that_loads_a_model_keeps_its_programs_there_too(monkeypatch: 
     assert (config.compile.compile_cache, config.scheduler.max_num_seqs) == ("/x/jaxserve/programs", None)
 
 
+def test_a_json_object_is_given_as_text_or_as_a_table(tmp_path: Path) -> None:
+    table = write(tmp_path / "table.yaml", "model: m\nhf_overrides:\n  rope_scaling: {rope_type: yarn}\n  a: null\n")
+    given = {"rope_scaling": {"rope_type": "yarn"}, "a": None}
+    expected = load_config(flags={"model": "m", "hf_overrides": json.dumps(given)}, environ={"XDG_CACHE_HOME": "/x"})
+    assert load_config(file=table).model.overrides == expected.model.overrides == given
+    assert llm_config("m", {"hf_overrides": given}).model.overrides == given
+    assert expected.model.hf_overrides_dir == "/x/jaxserve/overrides"
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "4", '{"a": 1, "a": 2}', "{" + '"a":{' * 100_000])
+def test_what_is_no_json_object_is_refused(text: str) -> None:
+    assert "expected a JSON object" in refusal(flags={"model": "m", "hf_overrides": text})
+
+
 def test_file_keys_may_stand_flat_or_under_their_section_and_with_dashes(tmp_path: Path) -> None:
     flat = write(tmp_path / "flat.yaml", "model: m\nmax-num-seqs: 4\n")
     nested = write(tmp_path / "nested.yaml", "model: {model: m}\nscheduler:\n  max_num_seqs: 4\n")
@@ -136,7 +151,15 @@ NEEDED_BESIDE: dict[str, dict[str, object]] = {
 
 
 def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path) -> None:
-    samples = {"choice": None, "text": "text", "integer": "300", "number": "0.5", "switch": "false", "bytes": "1GiB"}
+    samples = {
+        "choice": None,
+        "text": "text",
+        "integer": "300",
+        "number": "0.5",
+        "switch": "false",
+        "bytes": "1GiB",
+        "json": "{}",
+    }
     parser = argparse.ArgumentParser()
     add_flags(parser)
     for setting in SETTINGS:
