@@ -175,13 +175,18 @@ def _word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def _set_ends(
     directory: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer, ids: Mapping[str, int | None]
 ) -> None:
-    """Let texts begin with BOS and end with EOS as tokenizer_config.json says, if it is one of `_WITH_FLAGS` and says anything of them."""
+    """Let texts begin with BOS and end with EOS as tokenizer_config.json says, if it is one of `_WITH_FLAGS` and says anything of them.
+
+    If it asks for a token that no file names, texts keep what tokenizer.json adds.
+    """
     name, flags = str(config.get("tokenizer_class")).removesuffix("Fast"), {"bos": True, "eos": False}
     if name not in _WITH_FLAGS or all(config.get(f"add_{end}_token") is None for end in flags):
         return
     path = directory / "tokenizer.json"
     wanted = {end for end, default in flags.items() if _switch(path, config, f"add_{end}_token", default)}
     found = {end: token_id for end in flags if end in wanted and (token_id := ids.get(f"{end}_token")) is not None}
+    if len(found) < len(wanted):
+        return
     first, second = (
         [f"{part}:{place}" for part in ("bos", text, "eos") if part == text or part in found]
         for place, text in enumerate(("$A", "$B"))

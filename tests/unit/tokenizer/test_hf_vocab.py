@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import processors
 
 from jaxserve.checkpoint.files import expect_tokenizer_files, read_config
 from jaxserve.errors import CheckpointError
@@ -100,6 +102,19 @@ def test_texts_begin_and_end_as_a_llama_tokenizer_says(
     assert loaded.encode("a", add_special_tokens=False) == [letters["a"]]
     [(ids, _)] = loaded.encode_pairs([("a", "b")], None)
     assert ids == [letters[sign] for sign in pair]
+
+
+def test_texts_keep_the_ends_of_tokenizer_json_if_the_config_asks_for_a_token_that_it_does_not_name(
+    directory: Path,
+) -> None:
+    """[ is BOS. transformers before version 5 knew the names of Llama's tokens, or refused such a config."""
+    path = directory / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.post_processor = processors.TemplateProcessing(single="[ $A", pair="[ $A $B", special_tokens=[("[", 1)])
+    backend.save(str(path))
+    change_config(directory, tokenizer_class="LlamaTokenizer", add_bos_token=True, bos_token=None)
+    loaded = load_tokenizer(directory)
+    assert loaded.encode("a") == [1, *loaded.encode("a", add_special_tokens=False)]
 
 
 def test_a_flag_of_a_llama_tokenizer_is_true_or_false(directory: Path) -> None:
