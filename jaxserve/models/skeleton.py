@@ -254,6 +254,8 @@ def _declare(
 
     def declare() -> nnx.Module:
         model = make()
+        if not plain and not kinds and adapters is None:
+            return model  # walking through its modules would take as long as making it
         _separate_kinds(dict(nnx.iter_modules(model)), kinds)
         modules = dict(nnx.iter_modules(model))
         for path, module in modules.items():

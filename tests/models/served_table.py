@@ -25,7 +25,7 @@ from jaxserve.executor.embedding import make_embedding_skeleton
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.models.registry import decoder_config, families
-from jaxserve.models.skeleton import make_skeleton
+from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton, make_skeleton
 from jaxserve.quant.names import format_names
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.cache_sizes import with_cache_groups
@@ -162,6 +162,7 @@ def _cells(decoder: DecoderConfig, *, has_mtp_layers: bool) -> tuple[str, ...]:
     count = 2 if decoder.experts is None else decoder.experts.num_experts
     expert = ParallelConfig(tensor_parallel_size=count, expert_parallel_size=count)
     hosts = HostsConfig(num_hosts=2, coordinator="host:8000", host_rank=0)
+    embedder = _embedder(decoder)
     return (
         ", ".join(kinds),
         "snapshots" if grouped.cache.states else "pages",
@@ -169,10 +170,10 @@ def _cells(decoder: DecoderConfig, *, has_mtp_layers: bool) -> tuple[str, ...]:
         _starts(decoder, replace(PLAIN, parallel=expert)),
         _starts(decoder, replace(PLAIN, parallel=ParallelConfig(data_parallel_size=2))),
         _starts(decoder, replace(PLAIN, parallel=TWO_DEVICES, hosts=hosts)),
-        _adapted(decoder),
+        _adapted(decoder, embedder),
         _drafts(decoder) + (", MTP" if has_mtp_layers else ""),
         _starts(decoder, replace(PLAIN, tiers=TierConfig(kv_offload_memory=1 << 30))),
-        _answer(lambda: make_embedding_skeleton(replace(PLAIN, model=EMBEDDER), decoder, Chip("cpu", None))),
+        "no" if embedder is None else "yes",
     )
 
 
@@ -202,11 +203,19 @@ def _answer(check: Callable[[], None]) -> str:
     return "yes"
 
 
-def _adapted(decoder: DecoderConfig) -> str:
-    """Return the modules that adapters may change, of those that the decoder has."""
+def _embedder(decoder: DecoderConfig) -> ModelSkeleton | EncoderSkeleton | None:
+    """Return the model as an engine that embeds declares it; None if such an engine rejects it."""
+    try:
+        return make_embedding_skeleton(replace(PLAIN, model=EMBEDDER), decoder, Chip("cpu", None))
+    except ConfigError:
+        return None
+
+
+def _adapted(decoder: DecoderConfig, embedder: ModelSkeleton | EncoderSkeleton | None) -> str:
+    """Return the modules that adapters may change, of those that the decoder has. embedder: it has the same layers."""
     if _starts(decoder, replace(PLAIN, model=ModelConfig(model="model", lora_modules="name=folder"))) == "no":
         return "no"
-    skeleton = make_skeleton(decoder, make_policy(PLAIN, decoder, Chip("cpu", None)))
+    skeleton = embedder or make_skeleton(decoder, make_policy(PLAIN, decoder, Chip("cpu", None)))
     present = {name.removesuffix(".weight") for leaf in skeleton.leaves for name in leaf.tensors}
     adapted = adaptable_modules(decoder) & set(map(declared_module, present))
     mixers = {f".{mixer.module}.": "recurrent" for mixer in get_args(RecurrentConfig)}
