@@ -29,7 +29,7 @@ from jaxserve.layers.rope import LearnedFrequencies
 from jaxserve.model_config.cache import CachePlace
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormWeights
 from jaxserve.models.blocks.altup import AltUpStreams
-from jaxserve.models.blocks.layer import DecoderLayer, Halfway, scaled
+from jaxserve.models.blocks.layer import AfterMixer, DecoderLayer, scaled
 from jaxserve.models.blocks.per_layer import PerLayerInputs
 from jaxserve.models.blocks.residual import hyper_head
 from jaxserve.models.embedding_head import DenseLayer, VectorHead
@@ -165,13 +165,13 @@ class Decoder(nnx.Module):
             inputs.append(x)
             with jax.named_scope(f"layer_{index}"):
                 own_inputs = None if own is None else own[:, index]
-                halfway, cache = layer.mix(x, cache, places, step, own_inputs, mixtures[-1] if mixtures else None)
+                after_mixer, cache = layer.mix(x, cache, places, step, own_inputs, mixtures[-1] if mixtures else None)
                 if index == last:
                     break
-                x, experts = self._fed(index, halfway, step.tokens, images)
+                x, experts = self._fed(index, after_mixer, step.tokens, images)
             if experts is not None:
                 mixtures.append(experts)
-        finish = partial(self._finish, halfway, step.tokens, images)
+        finish = partial(self._finish, after_mixer, step.tokens, images)
         x, hidden, experts = finish(read)
         inputs.append(x)
         chosen = [each.experts for each in (*mixtures, experts) if each is not None]
@@ -183,22 +183,22 @@ class Decoder(nnx.Module):
         )
 
     def _fed(
-        self, index: int, halfway: Halfway, tokens: Tokens, images: ImageTokens | None
+        self, index: int, after_mixer: AfterMixer, tokens: Tokens, images: ImageTokens | None
     ) -> tuple[Float[Array, "*streams T D"], Mixture | None]:
         """Return the output of a layer after its second block, and what its experts gave."""
-        x, experts = self.model.layers[index].feed(halfway, tokens)
+        x, experts = self.model.layers[index].feed(after_mixer, tokens)
         return (x if images is None else images.add_deepstack(x, index)), experts
 
     def _finish(
-        self, halfway: Halfway, tokens: Tokens, images: ImageTokens | None, read: ReadTokens | None
+        self, after_mixer: AfterMixer, tokens: Tokens, images: ImageTokens | None, read: ReadTokens | None
     ) -> tuple[Float[Array, "*streams R D"], Float[Array, "R D"], Mixture | None]:
         """Compute what follows the last layer's mixer: return its output, that of the final norm, and what its experts gave."""
         if read is not None:
-            halfway, tokens = halfway.at(read.places), tokens.at(read.places, read.num_real)
+            after_mixer, tokens = after_mixer.at(read.places), tokens.at(read.places, read.num_real)
             images = None if images is None else images.at(read.places)
         last = len(self.model.layers) - 1
         with jax.named_scope(f"layer_{last}"):
-            x, experts = self._fed(last, halfway, tokens, images)
+            x, experts = self._fed(last, after_mixer, tokens, images)
         streams = self.model.altup or self.model.hc_head
         joined = x if streams is None else streams.join(x, tokens)
         return x, joined if self.model.norm is None else self.model.norm(joined), experts

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 from jaxserve.ipc.messages import TokenLogprobs
 from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import golden_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
@@ -76,3 +78,24 @@ def test_scoring_among_others_changes_nothing(engine: ModelEngine, num_blocks: i
         is_scored = item.sampling.num_prompt_logprobs is not None
         assert len(alone.prompt_logprobs) == (len(item.prompt_token_ids) - 1 if is_scored else 0)
         assert_same(together[item.request_id].prompt_logprobs, alone.prompt_logprobs, 2)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2), (2, 2, 2)], ids=str)
+def test_devices_score_a_prompt_beside_requests_that_ask_for_no_scores(shape: tuple[int, int, int]) -> None:
+    """The last layer's experts exchange tokens inside a branch that only steps with scores take. shape: devices by tensor, data and expert."""
+    golden = golden_checkpoint("glm4_moe_tiny")
+    names = ("tensor_parallel_size", "data_parallel_size", "expert_parallel_size")
+    engine = ModelEngine(golden.path, max_num_seqs=4, **dict(zip(names, shape, strict=True)))  # type: ignore[arg-type]
+    scored = request("a", golden.prompt_ids, max_tokens=8, num_prompt_logprobs=2)
+    found = engine.run([scored, request("b", golden.prompt_ids[3:], max_tokens=8), request("c", [9, 8], max_tokens=8)])
+    engine.close()
+    assert found["a"].token_ids == golden.output_ids[:8].tolist()
+    scores = golden.logits[:-1] - logsumexp(
+        golden.logits[:-1], axis=-1, keepdims=True
+    )  # of the last tokens of the prompt
+    chosen = golden.prompt_ids[1 - len(golden.logits) :]
+    expected = scores[np.arange(len(scores)), chosen]
+    np.testing.assert_allclose(
+        [each.logprob for each in found["a"].prompt_logprobs[-len(scores) :]], expected, atol=1e-4
+    )

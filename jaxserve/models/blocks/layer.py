@@ -51,7 +51,7 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
 """Checkpoint names of the norms before and after attention, then before and after the feed-forward block."""
 
 
-class Halfway(NamedTuple):
+class AfterMixer(NamedTuple):
     """The tokens of a layer after its first block. T is the last axis but one of every array."""
 
     x: Float[Array, "*streams T D"]
@@ -67,9 +67,9 @@ class Halfway(NamedTuple):
     routers: Float[Array, "T R"] | None
     """State of the router of the last layer with experts (`Mixture.state`); None: there is none."""
 
-    def at(self, places: Int[Array, "R"]) -> Halfway:
+    def at(self, places: Int[Array, "R"]) -> AfterMixer:
         """Return only some of the tokens."""
-        some: Halfway = jax.tree.map(lambda array: array[..., places, :], self)
+        some: AfterMixer = jax.tree.map(lambda array: array[..., places, :], self)
         return some
 
 
@@ -122,8 +122,8 @@ class DecoderLayer(nnx.Module):
         self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
     ) -> tuple[Float[Array, "T D"], Cache]:
         """Return the output of both blocks, and the cache."""
-        halfway, cache = self.mix(x, cache, places, step)
-        return self.feed(halfway, step.tokens)[0], cache
+        after_mixer, cache = self.mix(x, cache, places, step)
+        return self.feed(after_mixer, step.tokens)[0], cache
 
     def mix(
         self,
@@ -133,7 +133,7 @@ class DecoderLayer(nnx.Module):
         step: StepContext,
         own: Float[Array, "T P"] | None = None,
         before: Mixture | None = None,
-    ) -> tuple[Halfway, Cache]:
+    ) -> tuple[AfterMixer, Cache]:
         """Compute the first block, and return the cache with what the layer stores of the tokens.
 
         x has the streams of `AltUpStreams` or of hyper-connections if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`. before: what the experts of the last layer with some gave.
@@ -156,12 +156,12 @@ class DecoderLayer(nnx.Module):
             x = added(x, made)
             if self.laurel is not None:
                 x = (x + self.laurel(normed, step.tokens)) * 2**-0.5
-        return Halfway(x, entered, normed, predictions, own, None if before is None else before.state), cache
+        return AfterMixer(x, entered, normed, predictions, own, None if before is None else before.state), cache
 
-    def feed(self, halfway: Halfway, tokens: Tokens) -> tuple[Float[Array, "*streams T D"], Mixture | None]:
+    def feed(self, after_mixer: AfterMixer, tokens: Tokens) -> tuple[Float[Array, "*streams T D"], Mixture | None]:
         """Compute the second block: return the layer's output, and what its experts gave, None in a layer without."""
-        x, experts = self._fed(halfway, tokens)
-        own, predictions = halfway.own, halfway.predictions
+        x, experts = self._fed(after_mixer, tokens)
+        own, predictions = after_mixer.own, after_mixer.predictions
         if self.altup is None or predictions is None:
             if self.per_layer is not None and own is not None:
                 x = x + self.per_layer(x, own, tokens)
@@ -170,18 +170,22 @@ class DecoderLayer(nnx.Module):
         assert self.per_layer is not None and own is not None, "alternating updates come with per-layer embeddings"
         return self.altup.add(x, self.per_layer(self.altup.active_output(x), own, tokens)), experts
 
-    def _fed(self, halfway: Halfway, tokens: Tokens) -> tuple[Float[Array, "*streams T D"], Mixture | None]:
+    def _fed(self, after_mixer: AfterMixer, tokens: Tokens) -> tuple[Float[Array, "*streams T D"], Mixture | None]:
         """Return the residual streams with the feed-forward block added, and what the experts gave. Those of AltUp are not among them."""
-        x, experts = halfway.x, None
+        x, experts = after_mixer.x, None
         if self.mlp is None:
             return x, None
         read, added = (x, self.post_mlp_residual_scale or add) if self.ffn_hc is None else self.ffn_hc(x, tokens)
         with jax.named_scope("mlp"):
-            inputs = halfway.normed if self.is_parallel else self._norm(2)(halfway.entered if self.is_apart else read)
+            inputs = (
+                after_mixer.normed
+                if self.is_parallel
+                else self._norm(2)(after_mixer.entered if self.is_apart else read)
+            )
             if isinstance(self.mlp, MLP):
                 made = self.mlp(inputs, tokens)
             else:
-                experts = self.mlp(inputs, tokens, before=halfway.routers)
+                experts = self.mlp(inputs, tokens, before=after_mixer.routers)
                 made = experts.output
         made = scaled(self._norm(3)(made), self.residual_scale)
         if self.residual_scales is not None:
