@@ -40,6 +40,7 @@ from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.registry import read_form
 from jaxserve.quant.stored_blocks import stored_kinds
 
+_MAX_TOKEN_ID: Final = (1 << 31) - 1
 _ALIBI: Final = ("FalconForCausalLM", "attention scores with a linear bias by distance (ALiBi)")
 _INKLING: Final = (
     "ZayaForCausalLM",
@@ -385,10 +386,13 @@ def _nearest(name: str, hf: Mapping[str, Any]) -> str:
 
 
 def _eos_token_ids(vocab_size: int, *sources: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the union in order: chat checkpoints often name the end of a turn in only one of the two files."""
+    """Return the union in order: chat checkpoints often name the end of a turn in only one of the two files.
+
+    An id that the model cannot generate, as fine-tunes of larger vocabularies name it, ends nothing.
+    """
     found: dict[int, None] = {}
     for source in sources:
         value = source.get("eos_token_id")
         for token_id in value if isinstance(value, list) else [] if value is None else [value]:
-            found[Keys({"eos_token_id": token_id}).integer("eos_token_id", vocab_size - 1, low=0)] = None
-    return tuple(found)
+            found[Keys({"eos_token_id": token_id}).integer("eos_token_id", _MAX_TOKEN_ID, low=-1)] = None
+    return tuple(token_id for token_id in found if 0 <= token_id < vocab_size)

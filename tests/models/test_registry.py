@@ -601,9 +601,14 @@ def test_end_tokens_are_the_union_of_both_files() -> None:
     assert decoder_config(LLAMA).eos_token_ids == ()
 
 
-@pytest.mark.parametrize("value", [256, -1, "2", [2, 300], 2.0])
-def test_end_token_outside_the_vocabulary_is_rejected(value: object) -> None:
+@pytest.mark.parametrize("value", [-2, "2", [2, "3"], 2.0, True, 1 << 40])
+def test_an_end_token_that_is_no_token_id_is_rejected(value: object) -> None:
     assert "eos_token_id is " in rejection({**LLAMA, "eos_token_id": value})
+
+
+def test_end_tokens_that_the_model_cannot_generate_end_nothing() -> None:
+    size = LLAMA["vocab_size"]
+    assert decoder_config({**LLAMA, "eos_token_id": [size - 1, size, -1]}).eos_token_ids == (size - 1,)
 
 
 def test_reading_a_config_leaves_it_as_it_was() -> None:
