@@ -15,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.peers.environment import VirtualEnvironment, install_once, run_step
 from benchmarks.peers.peer import HOST, MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL_NAME, Launch, PeerUnavailableError
+from benchmarks.peers.transformers_server import TORCH_VERSION
+from benchmarks.peers.transformers_server import VERSION as VERSION_OF_TRANSFORMERS
 from benchmarks.peers.weights import Weights, compare_tensors
 from jaxserve.models.registry import open_model
 
@@ -23,6 +25,10 @@ VERSION = "11434.0.0"
 TARGETS = ("llama-server", "llama-bench", "llama-quantize")
 QUANTISED = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q4_1": "Q4_1"}
 """Our names of formats, and `llama-quantize`'s."""
+CONVERTER = (f"torch=={TORCH_VERSION}", f"transformers=={VERSION_OF_TRANSFORMERS}", "sentencepiece", "protobuf")
+"""Packages of llama.cpp's converter, which has its own `gguf`."""
+CONVERTED = 1e-6
+"""Largest difference of a converted value, as a share of it: a GGUF file has decays as their exponential."""
 
 
 class LlamaServer:
@@ -49,15 +55,27 @@ class LlamaServer:
             return
         unfinished = target.with_suffix(".unfinished")
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [str(self._programs / "llama-quantize"), "--allow-requantize"]
-        run_step(
-            [*command, str(weights.source), str(unfinished), QUANTISED[format_name]],
-            self._folder / "quantise.log",
-            timeout_s=600,
-        )
-        if format_name == "f32":
-            compare_tensors(open_model(unfinished), open_model(weights.source))
+        is_folder, is_f32 = weights.source.is_dir(), format_name == "f32"
+        if is_folder and is_f32:
+            self._convert(weights.source, unfinished)
+        else:
+            if is_folder:
+                self.prepare(weights, "f32")
+            source = weights.gguf("f32") if is_folder else weights.source
+            command = [str(self._programs / "llama-quantize"), "--allow-requantize", str(source), str(unfinished)]
+            run_step([*command, QUANTISED[format_name]], self._folder / "quantise.log", timeout_s=600)
+        if is_f32:
+            compare_tensors(open_model(unfinished), open_model(weights.source), CONVERTED if is_folder else 0.0)
         unfinished.rename(target)
+
+    def _convert(self, source: Path, target: Path) -> None:
+        """Make the float32 GGUF file of a folder, in an environment with torch."""
+        environment = VirtualEnvironment(self._folder / "converter")
+        versions = {name: version for name, _, version in (each.partition("==") for each in CONVERTER)}
+        install_once(self._folder / "converter.json", versions, lambda: environment.install(*CONVERTER))
+        script = Path(__file__).with_name("llama_convert.py")
+        command = [str(environment.python), str(script), str(self._unpacked / "llama.cpp"), str(source), str(target)]
+        run_step(command, self._folder / "convert.log", timeout_s=600)
 
     def launch(self, weights: Weights, format_name: str, *, port: int, cpus: tuple[int, ...]) -> Launch:
         """One slot per stream, each with room for the longest workload."""

@@ -1,11 +1,10 @@
 """One model in every format that a peer reads, all from one GGUF file or from a folder in Hugging Face's layout.
 
     source    the file or folder as it is; jaxserve serves it
-    gguf      float32, float16 and so on: made by llama.cpp's own `llama-quantize`
+    gguf      float32, float16 and so on: made by llama.cpp's own converter and `llama-quantize`
     directory Hugging Face's layout in float32: made here, and compared with llama.cpp's float32 file
 
-Whatever precision the source has, all float32 copies hold the same dequantised numbers. A folder is its own `directory`, and
-has no GGUF file.
+Whatever precision the source has, all float32 copies hold the same dequantised numbers. A folder is its own `directory`.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class Weights:
         return self.source if self.source.is_dir() else self.folder / "huggingface-f32"
 
     def gguf(self, format_name: str) -> Path:
-        """The GGUF file of a format; the source itself where it is of that format. Raises WeightsError if that is a folder."""
+        """The GGUF file of a format; the source itself where it is of that format."""
         if self.source.is_dir():
-            raise WeightsError(f"{self.source} is no GGUF file")
+            return self.folder / f"{self.source.name}.{format_name}.gguf"
         if format_name == source_format(self.source):
             return self.source
         return self.folder / f"{self.source.stem.partition('.')[0]}.{format_name}.gguf"
@@ -118,14 +117,14 @@ def write_safetensors(path: Path, checkpoint: Checkpoint) -> None:
             file.write(as_floats(checkpoint.read(name)).astype("<f4").tobytes())
 
 
-def compare_tensors(copy: Checkpoint, original: Checkpoint) -> None:
-    """Raises WeightsError unless both hold the same tensors, bit for bit in float32."""
+def compare_tensors(copy: Checkpoint, original: Checkpoint, tolerance: float = 0.0) -> None:
+    """Raises WeightsError unless both hold the same tensors in float32, bit for bit or within a share of each value."""
     if set(copy.tensors) != set(original.tensors):
         differing = sorted(set(copy.tensors) ^ set(original.tensors))
         raise WeightsError(f"{copy.path} and {original.path} differ in {differing[0]} and {len(differing) - 1} more")
     for name in original.tensors:
         ours, theirs = (as_floats(each.read(name)).astype(np.float32) for each in (copy, original))
-        if not np.array_equal(ours, theirs):
+        if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=tolerance, atol=0):
             difference = "shape" if ours.shape != theirs.shape else f"up to {np.abs(ours - theirs).max():.3g}"
             raise WeightsError(f"{name}: {copy.path} and {original.path} differ in {difference}")
 

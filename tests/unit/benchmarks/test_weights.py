@@ -66,6 +66,13 @@ def test_weights_that_differ_are_refused(copy: dict[str, np.ndarray], message: s
         compare_tensors(MemoryCheckpoint("copy", **copy), MemoryCheckpoint("original", a=np.array([1.0, 2.0])))
 
 
+def test_a_conversion_may_round_as_much_as_is_said() -> None:
+    original = MemoryCheckpoint("original", a=np.array([1.0, 2.0]))
+    compare_tensors(MemoryCheckpoint("copy", a=np.array([1.0, 2.0 + 1e-6])), original, 1e-6)
+    with pytest.raises(WeightsError, match="a: copy and original differ"):
+        compare_tensors(MemoryCheckpoint("copy", a=np.array([1.0, 2.0 + 1e-5])), original, 1e-6)
+
+
 def test_formats_have_files_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.peers.weights.source_format", lambda source: "q4_1")
     weights = Weights(Path("m/Model-1B.Q4_1.gguf"), Path("copies"))
@@ -73,12 +80,11 @@ def test_formats_have_files_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert weights.gguf("f16") == Path("copies/Model-1B.f16.gguf")
 
 
-def test_a_folder_is_read_as_it_is_and_has_no_gguf_file(tmp_path: Path) -> None:
+def test_a_folder_is_read_as_it_is_and_has_a_gguf_file_of_each_format(tmp_path: Path) -> None:
     weights = Weights(tmp_path, Path("copies"))
     write_directory(weights)
     assert weights.directory == tmp_path
-    with pytest.raises(WeightsError, match="is no GGUF file"):
-        weights.gguf("f32")
+    assert weights.gguf("f32") == Path("copies") / f"{tmp_path.name}.f32.gguf"
 
 
 def test_a_class_has_transformers_own_type_and_an_unknown_one_is_refused() -> None:
