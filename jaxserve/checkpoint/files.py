@@ -90,11 +90,21 @@ def expect_tokenizer_files(directory: Path, subject: str) -> None:
     if not path.is_file() or any(any(directory.glob(each)) for each in _VOCABULARIES):
         return
     config = read_object(path)
-    if _tokenizer_code(config) is not None and not has_known_ranks(directory, config):
-        raise CheckpointError(
-            f"{subject}: no tokenizer.json, and its tokenizer is code (auto_map in tokenizer_config.json), which is not run; "
-            "put a tokenizer.json of the same tokens beside the weights in a local folder, and give its path"
-        )
+    if is_tokenizer_code(config) and not has_known_ranks(directory, config):
+        raise code_error(subject)
+
+
+def is_tokenizer_code(config: Mapping[str, Any]) -> bool:
+    """Return True if the repository has code for its tokenizer. config: tokenizer_config.json."""
+    return _tokenizer_code(config) is not None
+
+
+def code_error(subject: str) -> CheckpointError:
+    """Return the error for a tokenizer that only code of the checkpoint can read; `subject` opens the message."""
+    return CheckpointError(
+        f"{subject}: no tokenizer.json, and its tokenizer is code (auto_map in tokenizer_config.json), which is not run; "
+        "put a tokenizer.json of the same tokens beside the weights in a local folder, and give its path"
+    )
 
 
 def has_known_ranks(directory: Path, config: Mapping[str, Any]) -> bool:

@@ -12,7 +12,14 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from jaxserve.checkpoint.files import TIKTOKEN, expect_model_folder, expect_tokenizer_files, has_known_ranks
+from jaxserve.checkpoint.files import (
+    TIKTOKEN,
+    code_error,
+    expect_model_folder,
+    expect_tokenizer_files,
+    has_known_ranks,
+    is_tokenizer_code,
+)
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.tiktoken_vocab import read_tiktoken
@@ -119,7 +126,7 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer
             return read_tiktoken(directory / TIKTOKEN, config)
         vocab = directory / "vocab.txt"
         if not vocab.is_file():
-            return _converted_backend(directory)
+            return _converted_backend(directory, config)
         _expect_bert(directory, config)
         return _word_piece(vocab, config)
     try:
@@ -207,7 +214,7 @@ def _switch(path: Path, config: Mapping[str, Any], key: str, default: bool | Non
     return value
 
 
-def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
+def _converted_backend(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if not (directory / "tokenizer_config.json").is_file():  # with it, a tokenizer may have a folder of its own
         expect_model_folder(directory)
     expect_tokenizer_files(directory, str(directory))
@@ -221,6 +228,8 @@ def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
         )
         backend = converted.backend_tokenizer
     except Exception as error:  # any error of a converter
+        if is_tokenizer_code(config):
+            raise code_error(str(directory)) from error
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
             f"{directory}: no tokenizer.json, and transformers cannot convert what is there: {reason}"

@@ -13,6 +13,15 @@ from typing import Any, Final
 import numpy as np
 
 DATA = Path(__file__).parent / "data"
+REMOTE_CODE: Final = (
+    "BailingMoeForCausalLM",
+    "BailingMoeV2ForCausalLM",
+    "DeciLMForCausalLM",
+    "ExaoneForCausalLM",
+    "InternLM2ForCausalLM",
+    "MiniCPMForCausalLM",
+)
+"""Models that ship as code: transformers has no class for them, and no defaults. `tests/tools/remote_code.py` computes their references."""
 
 
 @dataclass(frozen=True, slots=True)

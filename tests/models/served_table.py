@@ -32,7 +32,7 @@ from jaxserve.runner.cache_sizes import with_cache_groups
 from jaxserve.runner.limits import make_policy, mesh_shape
 from jaxserve.sharding.mesh import check_shape
 from jaxserve.tools.markdown import markdown_table
-from tests.models.goldens import DATA
+from tests.models.goldens import DATA, REMOTE_CODE
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEADER = """\
@@ -60,6 +60,9 @@ All are read from safetensors, with `--quantization`
 {formats}
 (`mxfp4-weight-only` if there are experts; `gguf` and `gguf-weight-only` for GGUF files). [Quantization](quantization.md#checkpoints-that-load) says which
 quantised checkpoints load. An architecture that is not listed is refused with the nearest one and the keys of its `config.json` that make the difference.
+
+Logits and tokens of a tiny checkpoint of each architecture equal transformers'. transformers has no class for {remote}, whose
+checkpoints come with code that is never run: these are compared with a class of the same arithmetic, whose weights are stored in the published layout.
 
 """
 HEAD = (
@@ -104,7 +107,8 @@ def page() -> str:
     """Return the page as Markdown. Raises ValueError for a family without a tiny checkpoint."""
     formats = ", ".join(f"`{name}`" for name in format_names() if not name.startswith("gguf"))
     rows = [row for family in families() if not family.only_embeds for row in _rows(family)]
-    return HEADER.format(formats=formats) + markdown_table(HEAD, rows) + "\n"
+    remote = ", ".join(f"`{name}`" for name in REMOTE_CODE)
+    return HEADER.format(formats=formats, remote=remote) + markdown_table(HEAD, rows) + "\n"
 
 
 def _rows(family: Family) -> list[tuple[str, ...]]:

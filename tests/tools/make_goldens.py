@@ -20,13 +20,15 @@ import json
 import re
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import remote_code
 import tokenizers
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).parents[1] / "models" / "data"
 VOCAB_SIZE = 320
@@ -405,7 +407,10 @@ def _gemma_norm(name: str) -> float:
 
 
 def class_and_config(hf: dict[str, Any]) -> tuple[Any, transformers.PreTrainedConfig]:
-    """Return transformers' class of a `config.json`, and its config; for a text part those of the whole model."""
+    """Return transformers' class of a `config.json`, and its config; for a text part those of the whole model, and for a model that
+    ships as code those with the same arithmetic."""
+    if (remote := remote_code.find(hf)) is not None:
+        hf = remote.config(hf)
     kind = _CLASSES.get(hf["model_type"], hf["model_type"])
     config = type(transformers.AutoConfig.for_model(kind)).from_dict(hf)
     if hf["model_type"] in _CLASSES:
@@ -442,7 +447,8 @@ def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[
 
 def save_weights(model: transformers.PreTrainedModel, dtype: str, folder: Path, num_shards: int = 1) -> None:
     """One file, or shards with an index; a tied head is left out, as in published checkpoints."""
-    state = text_state(model, getattr(torch, dtype))
+    hf = json.loads((folder / "config.json").read_text())
+    state = remote_code.published(text_state(model, getattr(torch, dtype)), hf)
     if num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -524,6 +530,8 @@ def save_tokenizer(folder: Path) -> None:
 def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> transformers.PreTrainedModel:
     """The folder in transformers with changes to its config."""
     hf = json.loads((folder / "config.json").read_text()) | changes
+    if (remote := remote_code.find(hf)) is not None:
+        return load_remote(folder, hf, remote.config(hf), dtype)
     whole, config = class_and_config(hf)
     is_part = hf["model_type"] in ("muse_glimmer_text", "glm5_next_text")
     names = {f"^{re.escape(_OWN)}": _OF_TEXT} if is_part else None
@@ -536,6 +544,19 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tr
         key_mapping=names,
     )
     return model.eval()
+
+
+def load_remote(
+    folder: Path, hf: dict[str, Any], plain: dict[str, Any], dtype: torch.dtype
+) -> transformers.PreTrainedModel:
+    """Load the folder of a model that ships as code. plain: config.json of the class with the same arithmetic."""
+    whole, config = class_and_config(plain)
+    like = text_state(whole._from_config(config, dtype=torch.float32), torch.float32)
+    state = remote_code.plain(load_file(folder / "model.safetensors"), like, hf)
+    with TemporaryDirectory() as temporary:
+        (Path(temporary) / "config.json").write_text(json.dumps(plain))
+        save_file(state, Path(temporary) / "model.safetensors", metadata={"format": "pt"})
+        return load(Path(temporary), dtype)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
+import remote_code
 import torch
 import transformers
 from make_goldens import (
@@ -44,7 +45,7 @@ def tensors_of(config: dict[str, Any]) -> Tensors:
     whole, made = class_and_config(config)
     model = whole._from_config(made, dtype=torch.float32)
     random_weights(model, 0)
-    found = text_state(model, torch.float32)
+    found = remote_code.published(text_state(model, torch.float32), config)
     return {name: _form(tensor.detach().float()) for name, tensor in found.items()}
 
 

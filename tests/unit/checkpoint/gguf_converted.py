@@ -30,7 +30,12 @@ from tests.unit.checkpoint.gguf_families import (
 Config = Mapping[str, Any]
 Tensors = dict[str, np.ndarray]
 _SUFFIXES: Final = (".weight", ".bias")
-_BIASES: Final = {"dt": "dt_proj.bias", "mlp.expert": "mlp.expert_bias.bias", "moe.router": "moe.router_bias.bias"}
+_BIASES: Final = {
+    "dt": "dt_proj.bias",
+    "mlp.expert": "mlp.expert_bias.bias",
+    "mlp.gate.expert": "mlp.gate.expert_bias.bias",
+    "moe.router": "moe.router_bias.bias",
+}
 _BARE: Final = ("layer_scalar", "_scale")
 _FIRST_KEYS: Final = {
     "context_length": ("max_position_embeddings",),
@@ -316,6 +321,53 @@ def with_joined_qkv(tensors: Tensors, hf: Config) -> Tensors:
         parts = [found.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
         found[name.replace("q_proj", "query_key_value")] = np.concatenate(parts)
     return found
+
+
+def with_split_qkv(tensors: Tensors, hf: Config) -> Tensors:
+    """Return the tensors of Ling or InternLM2 with queries, keys and values apart, under Llama's names."""
+    found, heads, groups = {}, hf["num_attention_heads"], hf["num_key_value_heads"]
+    for name, tensor in tensors.items():
+        above, _, last = name.rpartition(".attention.")
+        if last == "query_key_value.weight":
+            rows = tensor.reshape(1, heads + 2 * groups, -1, tensor.shape[-1])
+            ends = (heads, heads + groups)
+        elif last == "wqkv.weight":
+            rows = tensor.reshape(groups, heads // groups + 2, -1, tensor.shape[-1])
+            ends = (heads // groups, heads // groups + 1)
+        else:
+            found[name] = tensor
+            continue
+        for part, own in zip("qkv", np.split(rows, ends, axis=1), strict=True):
+            found[f"{above}.self_attn.{part}_proj.weight"] = own.reshape(-1, tensor.shape[-1])
+    return found
+
+
+def ling_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys of experts: of Ling 2.0 those of groups, too."""
+    shared = {"n_shared_experts": hf["num_shared_experts"], "n_group": None, "topk_group": None}
+    return router_keys({"routed_scaling_factor": 1.0, **shared, **hf}) | {
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID) if "score_function" in hf else None,
+        "rope.dimension_count": int(head_dim(hf) * hf.get("partial_rotary_factor", 1.0)),
+    }
+
+
+def minicpm_keys(hf: Config) -> dict[str, Any]:
+    """Return the factors, of which the last is a divisor, and the length before stretching."""
+    return {
+        "embedding_scale": float(hf["scale_emb"]),
+        "residual_scale": hf["scale_depth"] * hf["num_hidden_layers"] ** -0.5,
+        "logit_scale": hf["hidden_size"] / hf["dim_model_base"],
+        "rope.dimension_count": head_dim(hf),
+        "rope.scaling.original_context_length": rope_table(hf)["original_max_position_embeddings"],
+    }
+
+
+def exaone_keys(hf: Config) -> dict[str, Any]:
+    return {
+        "block_count": hf["num_layers"],
+        "attention.layer_norm_rms_epsilon": hf["layer_norm_epsilon"],
+        "rope.dimension_count": head_dim(hf),
+    }
 
 
 def phimoe_keys(hf: Config) -> dict[str, Any]:
@@ -740,6 +792,11 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
     "YoutuForCausalLM": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, youtu_keys, prepare=with_absorbed_latents),
     "DbrxForCausalLM": Conversion(gguf.MODEL_ARCH.DBRX, dbrx_keys, as_dbrx_stores),
     "BambaForCausalLM": Conversion(gguf.MODEL_ARCH.GRANITE_HYBRID, bamba_keys, as_mamba_is_stored),
+    "BailingMoeForCausalLM": Conversion(gguf.MODEL_ARCH.BAILINGMOE, ling_keys, permuted, prepare=with_split_qkv),
+    "BailingMoeV2ForCausalLM": Conversion(gguf.MODEL_ARCH.BAILINGMOE2, ling_keys),
+    "ExaoneForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE, exaone_keys, factors=llama3_divisors),
+    "InternLM2ForCausalLM": Conversion(gguf.MODEL_ARCH.INTERNLM2, change=permuted, prepare=with_split_qkv),
+    "MiniCPMForCausalLM": Conversion(gguf.MODEL_ARCH.MINICPM, minicpm_keys, permuted),
     "InternLM3ForCausalLM": Conversion(gguf.MODEL_ARCH.LLAMA, change=permuted),
     "IQuestCoderForCausalLM": Conversion(gguf.MODEL_ARCH.LLAMA, change=permuted),
     "Ministral3ForCausalLM": Conversion(gguf.MODEL_ARCH.MISTRAL3, ministral3_keys, permuted),
@@ -835,5 +892,5 @@ def with_suffix(name: str) -> str:
     name = re.sub(r"attention_sink_bias$", "attention_sink_bias.weight", name)
     if name.endswith(_BARE) or (".experts." in name and not name.endswith(_SUFFIXES)):
         return f"{name}.weight"
-    name = re.sub(r"(dt|mlp\.expert|moe\.router)_bias$", lambda match: _BIASES[match[1]], name)
+    name = re.sub(r"(dt|mlp\.expert|mlp\.gate\.expert|moe\.router)_bias$", lambda match: _BIASES[match[1]], name)
     return re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)

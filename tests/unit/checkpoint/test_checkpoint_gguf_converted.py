@@ -74,6 +74,10 @@ IN_A_FILE: dict[str, dict[str, Any]] = {
     "mimo_v2_flash_tiny": {"routed_scaling_factor": 1.0},
     "falcon_mamba_odd_tiny": {"max_position_embeddings": 1 << 15, "mixer_rms_eps": 1e-6},
     "dbrx_odd_tiny": {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 1}},
+    "bailing_moe_tiny": {"sliding_window": None},
+    "exaone_tiny": {"rope_scaling": LLAMA3},
+    "internlm2_tiny": {"rope_scaling": None},
+    "minicpm_tiny": {"sparse_config": None, "scale_depth": 0.5**0.5},
     "minicpm3_tiny": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
 }
 """Changes of configs to what files can hold: their keys lack the rest, which published models share."""
@@ -136,6 +140,11 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
         "dbrx_odd_tiny",
         "bamba_tiny",
         "bamba_odd_tiny",
+        "bailing_moe_tiny",
+        "bailing_moe_v2_tiny",
+        "exaone_tiny",
+        "internlm2_tiny",
+        "minicpm_tiny",
         "internlm3_tiny",
         "iquestcoder_tiny",
         "gemma4_tiny",

@@ -174,6 +174,18 @@ def test_a_tokenizer_that_only_code_of_the_checkpoint_reads_is_named(directory: 
         (directory / name).unlink()
 
 
+def test_code_that_reads_a_vocabulary_is_named_and_not_asked_for(directory: Path) -> None:
+    """InternLM2 and Baichuan are published so: transformers converts their files with the code of the repository only."""
+    (directory / "tokenizer.json").rename(directory / "tokenizer.model")
+    change_config(
+        directory,
+        auto_map={"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]},
+        tokenizer_class="InternLM2Tokenizer",
+    )
+    with pytest.raises(CheckpointError, match=r"its tokenizer is code .*, which is not run; put a tokenizer\.json"):
+        load_tokenizer(directory)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
