@@ -64,9 +64,10 @@ class Background(Generic[T]):
         if self._is_stopped:
             return
         self._is_stopped = True
-        loop, task = self._running.result()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
-            loop.call_soon_threadsafe(task.cancel)
+        if self._running.exception() is None:  # else the thread could make no loop
+            loop, task = self._running.result()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
+                loop.call_soon_threadsafe(task.cancel)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -83,6 +84,8 @@ class Background(Generic[T]):
         """Give the error to the waiting `start` and return True; return False if the start is over."""
         if self._entered.done():
             return False
+        if not self._running.done():
+            self._running.set_exception(error)
         self._entered.set_exception(error)
         return True
 

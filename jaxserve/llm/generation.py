@@ -30,6 +30,7 @@ from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.ipc.messages import RequestOutput as EngineOutput
+from jaxserve.llm.prompts import check_text
 from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.scheduler.admission import Admission
@@ -171,11 +172,14 @@ async def _work(frontend: Frontend, request: GenerationRequest, prompt: str | No
 
 
 def _converted(kind: type[T], fields: Mapping[str, Any]) -> T:
-    """Return the fields as a struct; raises InvalidRequestError for a wrong type."""
+    """Return the fields as a struct; raises InvalidRequestError for a wrong type, and for text that no message can hold."""
     try:
-        return msgspec.convert(fields, kind)
+        converted = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise invalid_field(str(error), struct=kind) from None
+    for name in fields.keys() - {"messages"}:  # their text is checked when it is encoded
+        check_text(getattr(converted, name), name)
+    return converted
 
 
 async def run_all(frontend: Frontend, works: Sequence[Work], on_done: Callable[[], None]) -> list[RequestOutput]:

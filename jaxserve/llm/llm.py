@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from jaxserve.checkpoint.safetensors_file import ArrayLike
 from jaxserve.checkpoint.source import resolve_model
@@ -27,8 +26,17 @@ from jaxserve.ipc.transport import ClientSocket
 from jaxserve.llm.background import Background
 from jaxserve.llm.embedding import classify_all, embed_all, score_all
 from jaxserve.llm.generation import Work, chat_work, replayed, run_all, text_work
-from jaxserve.llm.progress import progress
-from jaxserve.llm.prompts import Prompt, listed_input, listed_prompt, listed_prompts, params_of_each
+from jaxserve.llm.progress import has_terminal, progress
+from jaxserve.llm.prompts import (
+    Prompt,
+    check_text,
+    listed_conversations,
+    listed_input,
+    listed_prompt,
+    listed_prompts,
+    listed_texts,
+    params_of_each,
+)
 from jaxserve.llm.results import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -56,16 +64,31 @@ _SERVER_SETTINGS: Final = {
     "stall_timeout",
     "uds_dir",
 }
-_EXCLUDED: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}
+_SECTIONS: Final = (*ENGINE_SECTIONS, "structured", "limits")
+_EXCLUDED: Final = {
+    "served_model_name",
+    "max_body_values",
+    "max_prompts",
+    "max_inputs",
+    "max_input_tokens",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "replicas",
+    "routing",
+    "max_imbalance_tokens",
+    "publish_pages",
+}
+"""Settings of these sections that have no effect without a server, or that `LLM` sets: it has one engine."""
 _UNLIMITED: Final = 2**31 - 1
 """The caller waits for all prompts: none is rejected because the queue is full."""
 _UNLIMITED_BYTES: Final = 1 << 62
 """Inputs and results of a call are the caller's: no prompt is rejected for the memory that those of others take."""
 _MAX_IMAGE_SIZE: Final = 1 << 30
 """Bytes of an image that a caller hands over, whose pixels are bounded: a picture without losses may be larger than a photo's file."""
-ACCEPTED: Final = frozenset(
-    setting.name for setting in SETTINGS if setting.section in ENGINE_SECTIONS or setting.name in _SERVER_SETTINGS
-) - (_EXCLUDED)
+ACCEPTED: Final = (
+    frozenset(setting.name for setting in SETTINGS if setting.section in _SECTIONS or setting.name in _SERVER_SETTINGS)
+    - _EXCLUDED
+)
 
 
 class LLM(contextlib.AbstractContextManager["LLM"]):
@@ -78,7 +101,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
     def __init__(self, model: str | PathLike[str] | None = None, **settings: object) -> None:
         """Load `model` (None: the default model) with settings of docs/reference/config.md, e.g. `max_model_len=4096`.
 
-        Settings about HTTP are rejected; environment variables are not read. Raises ConfigError or another StartupError;
+        Settings about HTTP are rejected; variables `JAXSERVE_...` are not read. Raises ConfigError or another StartupError;
         then no process is left.
         """
         config = llm_config(None if model is None else str(model), settings)
@@ -135,10 +158,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         tool_choice: as there, too. Tool calls and reasoning are parsed as by the server: the result has them
         as `tool_calls` and `reasoning`, and the content as `text`.
         """
-        given_messages: Any = messages
-        if isinstance(given_messages, str):
-            raise invalid("messages", f"must be a list of messages with a role and a content, got {shorten(messages)}")
-        listed = [messages] if messages and isinstance(messages[0], dict) else messages
+        listed = listed_conversations(messages)
         given = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": chat_template_kwargs}
         template: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         make = partial(chat_work, adapter=adapter, continue_final_message=continue_final_message, **template)
@@ -211,7 +231,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds.
 
         instruction: for a reranker whose chat template shows a system message: what makes a document fit a query."""
-        first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
+        first, second = listed_texts(text_1, "text_1"), listed_texts(text_2, "text_2")
         with progress(len(first) + len(second), progress_bar) as on_done:
             return self._engine.call(
                 lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, instruction, on_done)
@@ -247,6 +267,9 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         """
         if (model is None) == (arrays is None):
             raise invalid("model", "must be given, or `arrays` instead of it")
+        if mode not in get_args(PauseMode):
+            raise invalid("mode", f"must be one of {', '.join(get_args(PauseMode))}, got {shorten(mode)}")
+        check_text(str(model), "model")
         with arrays_file(arrays) if arrays is not None else contextlib.nullcontext("") as tensors:
             options = CommandOptions(mode=mode, model="" if model is None else str(model), tensors=str(tensors))
             return self._engine.call(partial(_run_command, name="update_weights", options=options))
@@ -256,7 +279,9 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
 
         level: 1 keeps a copy of the weights in host memory; with 2 they are read again, unless `update_weights` follows.
         """
-        self._engine.call(partial(_run_command, name="sleep", options=CommandOptions(sleep_level=level)))
+        if level not in (1, 2):
+            raise invalid("level", f"must be 1 or 2, got {shorten(level)}")
+        self._engine.call(partial(_run_command, name="sleep", options=CommandOptions(sleep_level=int(level))))
 
     def wake_up(self) -> None:
         """End `sleep`: bring the weights back, and an empty KV cache."""
@@ -314,8 +339,7 @@ def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
 
 def _started(config: Config, executor: Literal["local", "fake"], fake: FakeOptions) -> Background[Frontend]:
     """Start an engine, and show its progress on stderr if it is a terminal."""
-    is_shown = sys.stderr.isatty()
-    with StartupDisplay() if is_shown else contextlib.nullcontext() as display:
+    with StartupDisplay() if has_terminal() else contextlib.nullcontext() as display:
         on_progress = display.show if display is not None else lambda progress: None
         engine = Background(engine_session(config, executor, fake, on_progress))
         engine.start()

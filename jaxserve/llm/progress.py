@@ -11,10 +11,15 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 
+def has_terminal() -> bool:
+    """Return True if stderr is a terminal; it is None in a program that was started with a closed one."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextlib.contextmanager
 def progress(total: int, is_wanted: bool) -> Iterator[Callable[[], None]]:
     """Show a bar on stderr if it is a terminal; yields the callback for each finished prompt."""
-    if not (is_wanted and sys.stderr.isatty()):
+    if not (is_wanted and has_terminal()):
         yield lambda: None
         return
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())

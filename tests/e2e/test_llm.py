@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from jaxserve.frontend.sampling import sampling_params
 from jaxserve.ipc.engine_spec import FakeOptions, Script
 from jaxserve.llm.background import Background
 from jaxserve.llm.llm import llm_config
+from jaxserve.llm.progress import has_terminal
 from jaxserve.sampling.params import OPTIONS, EngineSamplingParams
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import ROOT, SOURCES, TOKENIZER, until
@@ -191,7 +193,9 @@ def test_prompts_may_be_spelled_as_vllm_does(llm: LLM) -> None:
         assert [result.outputs for result in llm.generate([prompt, "hello"], GREEDY)] == [by_text.outputs] * 2
 
 
-@pytest.mark.parametrize("prompt", [{"text": "hello"}, {"prompt": "a", "multi_modal_data": {}}, {}, {"prompt": 3}, 3.5])
+@pytest.mark.parametrize(
+    "prompt", [{"text": "hello"}, {"prompt": "a", "multi_modal_data": {}}, {}, {"prompt": 3}, 3.5, b"hello"]
+)
 def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompt: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"'prompts\[1\]': must be a text or token ids, got "):
         llm.generate(["hello", prompt], GREEDY)
@@ -328,9 +332,41 @@ def test_token_ids_may_be_those_of_numpy(llm: LLM) -> None:
     assert [[each.prompt_token_ids for each in result] for result in results] == [[[5, 6]], [[5, 6], [7]], [[5, 6]]]
 
 
-def test_a_text_is_no_conversation(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="must be a list of messages with a role and a content, got 'hi'"):
-        llm.chat("hi")  # type: ignore[arg-type]
+def test_bytes_are_no_token_ids(llm: LLM) -> None:
+    for prompt in (b"hi", bytearray(b"hi")):
+        with pytest.raises(InvalidRequestError, match="'prompts': must be a text or token ids, got "):
+            llm.generate(prompt)
+
+
+@pytest.mark.parametrize("messages", ["hi", USER[0], None])
+def test_what_is_no_conversation_is_refused_by_name(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="must be a list of messages with a role and a content, got "):
+        llm.chat(messages)
+
+
+def test_conversations_may_come_from_a_generator(llm: LLM) -> None:
+    for messages in ((message for message in USER), (messages for messages in [USER])):
+        assert len(llm.chat(messages, GREEDY)) == 1  # type: ignore[arg-type]
+
+
+def test_a_lone_surrogate_is_refused_before_the_engine_gets_it(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "\ud800"}}
+    for name, ask in (
+        ("structured_outputs", lambda: llm.generate("x", SamplingParams(structured_outputs={"choice": ["\ud800"]}))),
+        ("tools", lambda: llm.chat(USER, tools=[tool])),
+        ("model", lambda: llm.update_weights("\ud800")),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"'{name}': is not valid Unicode: a lone surrogate"):
+            ask()
+
+
+@pytest.mark.parametrize("level", [0, 3, "1", None])
+def test_a_wrong_command_is_refused_before_the_engine_gets_it(llm: LLM, level: Any) -> None:
+    """The engine ignores a message that it cannot read: its answer would never come."""
+    with pytest.raises(InvalidRequestError, match="'level': must be 1 or 2, got "):
+        llm.sleep(level)
+    with pytest.raises(InvalidRequestError, match="'mode': must be one of keep, wait, abort, got "):
+        llm.update_weights("other", mode=level)
 
 
 def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> None:
@@ -349,14 +385,22 @@ def test_public_options_are_those_of_the_engine_with_its_defaults() -> None:
     assert made == EngineSamplingParams(seed=0, stop_token_ids=[])
 
 
+def test_limits_on_requests_that_errors_name_are_settings(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"--max-choices"):
+        llm.generate("x", SamplingParams(n=300))
+    config = llm_config("some/model", {"max_choices": 300, "max_grammar_size": "1MiB"})
+    assert (config.limits.max_choices, config.structured.max_grammar_size) == (300, 1 << 20)
+
+
 def test_settings_are_checked_by_name_and_value() -> None:
     config = llm_config("some/model", {"kv_cache_memory": "1GiB", "max_num_seqs": 3, "overlap": False})
     assert (config.model.model, config.cache.kv_cache_memory) == ("some/model", 1 << 30)
     assert (config.scheduler.max_num_seqs, config.scheduler.overlap) == (3, False)
     with pytest.raises(ConfigError, match=r"max_num_seq=.*did you mean `max_num_seqs`"):
         LLM("some/model", max_num_seq=3)
-    with pytest.raises(ConfigError, match=r"port=.*not a setting of an engine"):
-        LLM("some/model", port=8000)
+    for server_setting in ({"port": 8000}, {"replicas": 2}, {"routing": "prefix"}, {"max_prompts": 9}):
+        with pytest.raises(ConfigError, match=rf"{next(iter(server_setting))}=.*not a setting of an engine"):
+            LLM("some/model", **server_setting)
     with pytest.raises(ConfigError, match="--max-num-seqs 0: expected an integer, at least 1"):
         LLM("some/model", max_num_seqs=0)
 
@@ -452,6 +496,21 @@ def test_an_interrupted_start_leaves_its_context() -> None:
     with pytest.raises(KeyboardInterrupt):
         Background(never_there()).start()
     assert left.is_set()
+
+
+def test_a_start_without_descriptors_for_an_event_loop_ends_with_their_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_loop(work: Coroutine[Any, Any, None]) -> None:
+        work.close()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("jaxserve.llm.background.asyncio.run", no_loop)
+    with pytest.raises(OSError, match="Too many open files"):
+        Background(contextlib.nullcontext(1)).start()
+
+
+def test_a_program_with_a_closed_stderr_has_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not has_terminal()
 
 
 def test_an_engine_that_is_collected_in_its_own_thread_ends() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,13 @@ def test_what_cannot_be_done_is_said_before_anything_runs(llm: LLM) -> None:
         llm.score("a", "b", instruction="Find what answers.")
     with pytest.raises(InvalidRequestError, match="embeds texts"):
         llm.generate("a")
+    texts: Any
+    for texts, what in (
+        (["a", None], r"text_2\[1\]': must be a text, got None"),
+        (3, "text_2': must be a text or a list"),
+    ):
+        with pytest.raises(InvalidRequestError, match=what):
+            llm.score("a", texts)
 
 
 @pytest.mark.slow
