@@ -54,8 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     memory = arguments.device_memory and parse_value(
         BY_NAME["kv_cache_memory"], arguments.device_memory, "--device-memory"
     )
-    if arguments.hosts < 1:
-        raise ConfigError(f"--hosts {arguments.hosts}: at least 1")
+    most = BY_NAME["num_hosts"].most
+    if not 1 <= arguments.hosts <= (most or 1):
+        raise ConfigError(f"--hosts {arguments.hosts}: at least 1 and at most {most}")
 
     # It imports jax, which takes seconds, after the flags are checked.
     from jaxserve.tools.planning.machine import find_machine

@@ -69,8 +69,8 @@ def resolve_address(host: str, port: int) -> tuple[int, Any]:
     """Return the family and the numeric address that the server listens on. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: an empty or too long part, as in `a..b`
+        raise ConfigError(f"--host {host}: {getattr(error, 'strerror', None) or 'not the name of a host'}") from None
     return family, address
 
 

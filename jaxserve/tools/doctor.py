@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -186,9 +187,11 @@ def _port(config: Config) -> Finding:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
-    except OSError as error:
-        fix = "`jaxserve status` shows a server there; choose another with --port, or `jaxserve upgrade`"
-        return Finding("port", "wrong", f"{address}: {error.strerror or error}", fix)
+    except (OSError, UnicodeError) as error:  # UnicodeError: `a..b` is no name of a host
+        fix = "give an address of this machine with --host, and with --port a port that this user may take"
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            fix = "`jaxserve status` shows a server there; choose another with --port, or `jaxserve upgrade`"
+        return Finding("port", "wrong", f"{address}: {getattr(error, 'strerror', None) or error}", fix)
     is_open = host in ("0.0.0.0", "::") and config.server.api_key is None and config.server.api_key_file is None
     if is_open:
         fix = "set --api-key-file, or --host 127.0.0.1"

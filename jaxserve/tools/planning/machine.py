@@ -14,7 +14,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.tools.planning.devices import NAMES, Device, find_device
 from jaxserve.tools.planning.fit import make_fit, planned_draft
 
-_FORM = re.compile(rf"(?P<name>{'|'.join(NAMES)})(?:x(?P<per_host>\d+)|-(?P<slice>\d+))?")
+_FORM = re.compile(rf"(?P<name>{'|'.join(NAMES)})(?:x(?P<per_host>[1-9]\d?)|-(?P<slice>[1-9]\d{{0,3}}))?")
 _CHIPS_OF_SLICE_HOST: Final = 4
 """Chips of each host of a TPU slice over several hosts; hosts with eight are slices of their own."""
 
@@ -73,7 +73,7 @@ def find_machine(name: str, num_hosts: int = 1, memory_bytes: int | None = None)
             raise ConfigError(f"--hosts {num_hosts}: give the devices of a host, as --device {device.name}xN")
         return Machine(device)
     per_host = int(match["per_host"])
-    if not 1 <= per_host <= device.most_per_host:
+    if per_host > device.most_per_host:
         raise ConfigError(f"--device {name}: a host has at most {device.most_per_host} {device.title}")
     return Machine(device, per_host * num_hosts, num_hosts)
 

@@ -596,6 +596,11 @@ def test_doctor_warns_of_a_port_that_is_open_to_all() -> None:
     assert doctor._port(with_key).verdict == "ok"
 
 
+def test_doctor_finds_what_is_no_name_of_a_host() -> None:
+    finding = doctor._port(load_config(flags={"model": "m", "host": "a..b"}))
+    assert finding.verdict == "wrong" and "--host" in finding.fix
+
+
 def test_a_config_file_that_cannot_be_read_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"/nowhere: No such file"):
         file_mistakes(Path("/nowhere"))

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from jaxserve.config import ConnectionConfig
+from jaxserve.errors import ConfigError
 from jaxserve.http.listener import NUM_SURPLUS, bind_sockets, listening
 from jaxserve.http.sockets import acceptor
 from jaxserve.http.sockets.acceptor import BACKLOG
@@ -115,3 +116,8 @@ async def test_connections_wait_while_no_descriptor_is_free(monkeypatch: pytest.
                 await asyncio.sleep(0.05)
                 assert failing.num_failures == 1, "it accepts no more"
         failing.close()
+
+
+def test_what_is_no_name_of_a_host_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"--host a\.\.b: not the name of a host"):
+        bind_sockets("a..b", 0, 1)

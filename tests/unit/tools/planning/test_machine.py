@@ -46,6 +46,9 @@ def test_a_machine_is_named_by_its_devices_and_hosts(
     [
         ("h20", 1, "--device h20: one of cpu, a100"),
         ("h200x9", 1, "a host has at most 8 NVIDIA H200"),
+        ("h200x0", 1, "--device h200x0: one of cpu, a100"),
+        ("v5e-0", 1, "--device v5e-0: one of cpu, a100"),
+        ("v5e-" + "9" * 9, 1, "--device v5e-999999999: one of cpu, a100"),
         ("h200-16", 1, "slices are of TPUs"),
         ("h200", 2, "--hosts 2: give the devices of a host, as --device h200xN"),
         ("v5e-16", 2, "--hosts 2: a slice of 16 Cloud TPU v5e has 4"),
