@@ -25,7 +25,7 @@ from jaxserve.runtime.environment import base_url, child_environment, environmen
 from jaxserve.runtime.spawn import engine_environment
 from jaxserve.tools.bench.client import BenchmarkError, RequestRecord
 from jaxserve.tools.bench.plot import check_plot, draw
-from jaxserve.tools.bench.report import LATENCIES
+from jaxserve.tools.bench.report import LATENCIES, check_target
 from jaxserve.tools.bench.serving import Level, Load, connected
 from jaxserve.tools.bench.startup import StartFailedError, measure_startup
 from jaxserve.tools.bench.tokens import TokenizeError
@@ -65,21 +65,27 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print and write the figures; returns 1 if a request failed or a server did not start, else 0."""
     if arguments.kind is None:
         raise ConfigError(f"choose what to measure: {', '.join(f'`jaxserve bench {name}`' for name in KINDS)}")
-    if arguments.json and not Path(arguments.json).parent.is_dir():
-        raise ConfigError(f"--json {arguments.json}: {Path(arguments.json).parent} is not a directory")
+    if arguments.json is not None:
+        check_target("--json", Path(arguments.json))
     try:
         runs = KINDS[arguments.kind][-1](arguments)
+        if arguments.json is not None:
+            _write_json(Path(arguments.json), runs[0] if len(runs) == 1 else {"runs": runs})
     except (BenchmarkError, RemoteError, TokenizeError, StartFailedError) as error:
         print(f"jaxserve bench: {error}", file=sys.stderr)
         return 1
-    if arguments.json:
-        content = runs[0] if len(runs) == 1 else {"runs": runs}
-        Path(arguments.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 1 if any(figures.get("failed") or figures.get("ended_by") for figures in runs) else 0
 
 
+def _write_json(file: Path, content: Figures) -> None:
+    try:
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BenchmarkError(f"--json {file}: {error.strerror}") from error
+
+
 def _run_serve(arguments: argparse.Namespace) -> list[Figures]:
-    if arguments.plot:
+    if arguments.plot is not None:
         check_plot(Path(arguments.plot))
     load = Load(
         url=base_url(arguments.url),
@@ -107,7 +113,7 @@ def _run_serve(arguments: argparse.Namespace) -> list[Figures]:
     else:
         print_sweep(runs, load.percentiles)
     print_notes(runs)
-    if arguments.plot:
+    if arguments.plot is not None:
         label = arguments.label or runs[0]["model_id"]
         draw({label: runs}, Path(arguments.plot), title=f"{load.workload.name} on {runs[0]['model_id']}")
     return [{"label": arguments.label, **figures} for figures in runs]
@@ -138,6 +144,8 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
     from jaxserve.tools.bench.offline import OfflineLoad, grammar_of, run_offline  # imports jax
 
     config = config_from_flags(arguments)
+    if config.parallel.replicas > 1:
+        raise ConfigError(f"--replicas {config.parallel.replicas}: `jaxserve bench offline` measures one engine (1)")
     grammar = grammar_of(arguments.structured_outputs, config.structured.max_grammar_depth)
     # The variables that a server gives its engine: glibc reads its part at the start.
     restart_with(engine_environment(child_environment()))
@@ -162,7 +170,10 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
 
 def _run_startup(arguments: argparse.Namespace) -> list[Figures]:
     command = [sys.executable, "-m", "jaxserve.cli.internal.child", "serve", *arguments.serve_words]
-    changed = shlex.split(arguments.changed_flags or "")
+    try:
+        changed = shlex.split(arguments.changed_flags or "")
+    except ValueError as error:
+        raise ConfigError(f"--changed-flags {arguments.changed_flags!r}: {str(error).lower()}") from None
     figures = measure_startup(
         command,
         num_warm=arguments.num_warm,

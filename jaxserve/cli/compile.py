@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
 from jaxserve.checkpoint.source import resolve_model
-from jaxserve.cli.flags import add_flags, config_from_flags
+from jaxserve.cli.flags import add_flags, config_from_flags, output_folder
 from jaxserve.config import Config
-from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
 from jaxserve.runtime.settings import BY_NAME, SETTINGS, SIZE_SECTIONS, format_value, value_of
 from jaxserve.runtime.startup_display import StartupDisplay
@@ -33,11 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compile, list the programs, and print the command that serves with them."""
-    if not arguments.output:
-        raise ConfigError("--output DIR is missing: the directory for the compiled programs")
+    directory = output_folder("--output", arguments.output)
     config = config_from_flags(arguments)
     configure_logging(config.server.log_level, config.server.log_format)
-    directory = Path(arguments.output).expanduser()
     path = resolve_model(config.model, weights=False)
 
     from jaxserve.executor.precompile import precompile  # imports jax, after the flags are checked

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
 from jaxserve.checkpoint.source import resolve_model
-from jaxserve.cli.flags import add_flags, config_from_flags
-from jaxserve.errors import ConfigError
+from jaxserve.cli.flags import add_flags, config_from_flags, output_folder
 from jaxserve.log import configure_logging
 from jaxserve.runtime.settings import ENGINE_SECTIONS
 from jaxserve.runtime.startup_display import StartupDisplay
@@ -31,11 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and print the command that serves the result."""
-    if not arguments.output:
-        raise ConfigError("OUT is missing: the folder for the converted model")
+    output = output_folder("OUT", arguments.output)
     config = config_from_flags(arguments)
     configure_logging(config.server.log_level, config.server.log_format)
-    output = Path(arguments.output).expanduser()
     path = resolve_model(config.model)
 
     from jaxserve.executor.convert import convert  # imports jax, after the flags are checked

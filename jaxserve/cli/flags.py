@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxserve.config import Config
@@ -57,6 +58,16 @@ def configs_from_flags(arguments: argparse.Namespace) -> list[Config]:
 def config_from_flags(arguments: argparse.Namespace) -> Config:
     """Return the config of parsed flags, this process's environment and the file they name. Raises ConfigError."""
     return config_of_one_model(load_settings_here(_given_flags(arguments), arguments.config))
+
+
+def output_folder(name: str, given: str | None) -> Path:
+    """Return the folder that a command fills. name: of the argument. Raises ConfigError."""
+    if not given:
+        raise ConfigError(f"{name} is missing: the folder to write")
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{name} {given}: its `~` stands for no home directory") from None
 
 
 def _given_flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -6,9 +6,11 @@ import argparse
 import http.client
 import ssl
 import sys
+import threading
 import urllib.error
 import urllib.request
 
+from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import base_url, own_certificate
 
 
@@ -21,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask /live (runs, or loads, or mends itself) instead of /health (serves requests)",
     )
     group.add_argument("--ready", action="store_true", help="ask /ready, which balancers ask, instead of /health")
-    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="time-out (default: 3)")
+    parser.add_argument("--timeout", type=seconds, default=3.0, metavar="SECONDS", help="time-out (default: 3)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,17 +38,31 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
+def seconds(text: str) -> float:
+    """Return the time-out that a flag gives. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
 def opener_of(given: str | None) -> urllib.request.OpenerDirector:
     """Return what opens URLs of the server that `--url` names, None: of this environment's server.
 
     The latter is known by its own certificate (JAXSERVE_SSL_CERTFILE), which need not name 127.0.0.1. Others are checked
-    with the system's authorities, or those of SSL_CERT_FILE.
+    with the system's authorities, or those of SSL_CERT_FILE. Raises ConfigError for a certificate that cannot be read.
     """
     direct = urllib.request.ProxyHandler({})  # http_proxy must not catch localhost
     certificate = None if given is not None else own_certificate()
     if certificate is None:
         return urllib.request.build_opener(direct)
-    context = ssl.create_default_context(cafile=certificate)
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+    except OSError as error:  # ssl.SSLError as well
+        raise ConfigError(f"JAXSERVE_SSL_CERTFILE {certificate}: cannot be read: {error.strerror or error}") from error
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may have no authority
     return urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=context))

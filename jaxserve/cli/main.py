@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import logging
 import os
 import signal
@@ -108,10 +109,12 @@ class Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code: 2 for a user's mistake, 130 for Ctrl-C, 141 if the output is not read."""
+    _complete_streams()
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return code
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:  # also after --help, which raises SystemExit
+            sys.stdout.flush()
     except StartupError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -121,7 +124,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
+def _complete_streams() -> None:
+    """Open the standard streams that were closed at the start, and let standard output take any text.
+
+    Names of files may be no UTF-8, and the encoding of a terminal may have few characters.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the first that is free: that of the stream
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _run(words: list[str]) -> int:
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if words else 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from jaxserve.errors import ConfigError
@@ -22,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print one line per model, and why those that cannot be served cannot; returns 0."""
     folders = [Path(folder) for folder in arguments.folders]
     for folder in folders:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise ConfigError(f"{folder}: no such folder")
 
     from jaxserve.tools.models import describe_model, local_models  # imports jax, after the arguments are checked

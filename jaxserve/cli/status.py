@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from jaxserve.cli.health import check_health, no_answer, opener_of
+from jaxserve.cli.health import check_health, no_answer, opener_of, seconds
 from jaxserve.runtime.environment import base_url, environment_api_key
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the address and the key of the server."""
     parser.add_argument("--url", help="base URL of the server (default: from JAXSERVE_HOST and JAXSERVE_PORT)")
     parser.add_argument("--api-key", metavar="KEY", help="key of the server (default: from JAXSERVE_API_KEY)")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="time-out (default: 5)")
+    parser.add_argument("--timeout", type=seconds, default=5.0, metavar="SECONDS", help="time-out (default: 5)")
 
 
 def run(arguments: argparse.Namespace) -> int:

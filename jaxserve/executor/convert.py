@@ -93,7 +93,7 @@ def _remove_killed(output: Path) -> None:
 
 def _check(config: Config, model_path: Path, output: Path) -> None:
     config.model.check_generates()
-    if output.exists():
+    if os.path.lexists(output):
         raise ConfigError(f"{output}: exists already; name a folder that does not")
     if not model_path.is_dir():
         raise ConfigError(

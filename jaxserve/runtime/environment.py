@@ -167,6 +167,8 @@ def load_settings_here(flags: Mapping[str, object], file: str | None) -> GivenSe
 
     file: the value of `--config`; without one JAXSERVE_CONFIG names the file.
     """
+    if file == "":
+        raise ConfigError("--config '': expected the path of a YAML file")
     path = file or os.environ.get(CONFIG_FILE_VARIABLE)
     return load_settings(flags, os.environ, Path(path) if path else None)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.environment import config_from, load_settings
+from jaxserve.runtime.environment import config_from
 from jaxserve.runtime.models.config_file import FILE_SUFFIXES, ConfigFile, parse_config_file, parse_own_file
 from jaxserve.runtime.models.model_configs import common_setting_mistake, configs_of_models
 
@@ -15,7 +15,7 @@ def file_mistakes(file: Path) -> list[str]:
     """Return one line per mistake, `FILE:LINE: KEY: what is wrong`. Raises ConfigError for a file that cannot be read."""
     found = parse_config_file(file)
     found.mistakes += _of_several_models(found)
-    return found.messages or _whole(file)
+    return found.messages or _whole(found)
 
 
 def _of_several_models(found: ConfigFile) -> Iterator[tuple[int, str]]:
@@ -32,14 +32,13 @@ def _of_several_models(found: ConfigFile) -> Iterator[tuple[int, str]]:
             yield found.lines[name], f"{name}: {problem}"
 
 
-def _whole(file: Path) -> list[str]:
+def _whole(found: ConfigFile) -> list[str]:
     """Return the mistake that only all settings together show."""
     try:
-        given = load_settings({}, {}, file)
-        if given.models:
-            configs_of_models(given.models, given.values)
+        if found.models:
+            configs_of_models(found.models, found.values)
         else:
-            config_from({"model": "any", **given.values})
+            config_from({"model": "any", **found.values})
     except ConfigError as error:
         return [str(error)]
     return []

@@ -13,7 +13,7 @@ from huggingface_hub.errors import CacheNotFound
 
 from jaxserve.checkpoint.gguf.split import part_names
 from jaxserve.config import Config, ModelConfig
-from jaxserve.errors import StartupError
+from jaxserve.errors import ConfigError, StartupError
 from jaxserve.runtime.environment import DEFAULT_MODEL, default_model
 from jaxserve.tools.planning.machine import Machine
 from jaxserve.tools.planning.planner import plan_model, quiet_engine
@@ -26,6 +26,8 @@ class LocalModel:
     name: str
     """Name that `jaxserve serve` takes."""
     path: Path
+    problem: str | None = None
+    """The reason why it cannot be read; None if it was not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +46,35 @@ class ModelRow:
 
 
 def local_models(folders: Sequence[Path]) -> Iterator[LocalModel]:
-    """Yield the models, those of `folders` after the others."""
+    """Yield the models, those of `folders` after the others. Raises ConfigError for a cache or a folder that cannot be read."""
     with contextlib.suppress(StartupError):
         yield LocalModel(DEFAULT_MODEL, default_model())
     try:
         repositories = sorted(scan_cache_dir(constants.HF_HUB_CACHE).repos, key=lambda repository: repository.repo_id)
     except (CacheNotFound, RuntimeError):  # the user has no home directory
         repositories = []
+    except (OSError, ValueError) as error:  # ValueError: it is a file
+        raise ConfigError(
+            f"the hub's cache {constants.HF_HUB_CACHE} cannot be read: {error}; HF_HOME names another"
+        ) from error
     for repository in repositories:
         if repository.repo_type == "model" and repository.revisions:
             newest = max(repository.revisions, key=lambda revision: revision.last_modified)
             yield from models_in(newest.snapshot_path, repository.repo_id, separator=":", gguf="**/*.gguf")
     for folder in folders:
-        for inner in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
-            yield from models_in(inner, str(inner), separator="/")
+        for inner in _with_subfolders(folder):
+            try:
+                yield from list(models_in(inner, str(inner), separator="/"))
+            except OSError as error:  # it is another user's
+                yield LocalModel(str(inner), inner, f"cannot be read: {error.strerror}")
+
+
+def _with_subfolders(folder: Path) -> list[Path]:
+    """Return a folder and those in it. Raises ConfigError."""
+    try:
+        return [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
 
 
 def models_in(folder: Path, name: str, *, separator: str, gguf: str = "*.gguf") -> Iterator[LocalModel]:
@@ -71,6 +88,8 @@ def models_in(folder: Path, name: str, *, separator: str, gguf: str = "*.gguf") 
 
 def describe_model(model: LocalModel, machine: Machine) -> ModelRow:
     """Read the config of a model, and plan it for a machine with default settings; nothing is compiled."""
+    if model.problem is not None:
+        return ModelRow(model.name, problem=model.problem)
     config = Config(model=ModelConfig(model=str(model.path)))
     try:
         with quiet_engine():

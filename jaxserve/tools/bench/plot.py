@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.errors import ConfigError
+from jaxserve.tools.bench.report import check_target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,13 +32,12 @@ FOOTROOM = 1.4
 
 
 def check_plot(file: Path) -> None:
-    """Raise ConfigError if `draw` would fail: before an hour of measuring, not after it."""
+    """Raise ConfigError if `draw` would fail."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'jaxserve[bench]'")
     if file.suffix not in SUFFIXES:
         raise ConfigError(f"--plot {file}: expected a name that ends in {', '.join(SUFFIXES)}")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--plot {file}: {file.parent} is not a directory")
+    check_target("--plot", file)
 
 
 def draw(series: Mapping[str, Sequence[Mapping[str, Any]]], file: Path, *, title: str) -> None:

@@ -11,13 +11,16 @@ Only completed requests count; failed ones are counted by kind and their errors 
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from jaxserve.errors import ConfigError
 from jaxserve.tools.bench.client import RequestRecord
 
 DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
@@ -30,6 +33,16 @@ LATENCIES = {
 }
 GoodputMetric = Literal["ttft", "tpot", "e2el"]
 GOODPUT_METRICS: tuple[GoodputMetric, ...] = ("ttft", "tpot", "e2el")
+
+
+def check_target(flag: str, file: Path) -> None:
+    """Raise ConfigError if the file that `flag` names cannot be written: before an hour of measuring, not after it."""
+    if not os.path.isdir(file.parent):
+        raise ConfigError(f"{flag} {file}: {file.parent} is not a directory")
+    if os.path.isdir(file):
+        raise ConfigError(f"{flag} {file}: is a directory, expected a file")
+    if not os.access(file if os.path.exists(file) else file.parent, os.W_OK):
+        raise ConfigError(f"{flag} {file}: no permission to write it")
 
 
 def summarise(

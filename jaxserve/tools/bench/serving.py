@@ -186,7 +186,7 @@ def _session(load: Load, *, keep_alive: bool) -> aiohttp.ClientSession:
         headers={"Authorization": f"Bearer {load.api_key}"} if load.api_key else {},
         # The default limit of 100 connections would be a hidden queue.
         connector=aiohttp.TCPConnector(limit=0, force_close=not keep_alive),
-        timeout=aiohttp.ClientTimeout(total=load.timeout_s),
+        timeout=aiohttp.ClientTimeout(total=load.timeout_s if math.isfinite(load.timeout_s) else None),
     )
 
 

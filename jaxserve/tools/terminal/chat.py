@@ -139,28 +139,31 @@ class Chat:
         return "the system prompt is set" if words else "there is no system prompt any more"
 
     def save(self, words: str) -> str:
-        path = Path(words).expanduser()
-        if not words or (path.exists() and path not in self._saved):
-            return f"{path} exists: choose another name" if words else "/save FILE"
+        if not words:
+            return "/save FILE"
         try:
+            path = Path(words).expanduser()
+            if path.exists() and path not in self._saved:
+                return f"{path} exists: choose another name"
             self.conversation.save(path, self.model)
-        except OSError as error:
-            return f"{path}: {error.strerror}"
+        except (OSError, RuntimeError) as error:
+            return _problem(words, error)
         self._saved.add(path)
         return f"{len(self.conversation.messages)} messages saved to {path}"
 
     def add_image(self, words: str) -> str:
-        path, images = Path(words).expanduser(), self.conversation.images
+        images = self.conversation.images
         if not words:
             images.clear()
             return "no image goes with the next message"
-        kind, _ = mimetypes.guess_type(path.name)
+        kind, _ = mimetypes.guess_type(Path(words).name)
         if kind is None or not kind.startswith("image/"):
-            return f"{path}: its name does not end as that of an image, such as .png or .jpg"
+            return f"{words}: its name does not end as that of an image, such as .png or .jpg"
         try:
+            path = Path(words).expanduser()
             content = path.read_bytes()
-        except OSError as error:
-            return f"{path}: {error.strerror}"
+        except (OSError, RuntimeError) as error:
+            return _problem(words, error)
         images.append(f"data:{kind};base64,{base64.b64encode(content).decode()}")
         return f"{path.name} goes with the next message" + (f", as image {len(images)}" if len(images) > 1 else "")
 
@@ -207,6 +210,11 @@ COMMANDS: Mapping[str, tuple[str, str, Callable[[Chat, str], str | None]]] = {
     "exit": ("", "end the chat, as Ctrl-D does", Chat.leave),
 }
 """Words, summary and function of each command; the function gets the words and returns a line to show."""
+
+
+def _problem(file: str, error: OSError | RuntimeError) -> str:
+    """Return why a file cannot be used. RuntimeError: its `~` stands for no home directory."""
+    return f"{file}: {getattr(error, 'strerror', None) or error}"
 
 
 def text_of(content: Content) -> str:

@@ -18,9 +18,7 @@ from tests.models.goldens import golden_checkpoint
 
 def test_where_to_write_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "model"]) == 2
-    assert capsys.readouterr().err == (
-        "jaxserve: error: --output DIR is missing: the directory for the compiled programs\n"
-    )
+    assert capsys.readouterr().err == "jaxserve: error: --output is missing: the folder to write\n"
 
 
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

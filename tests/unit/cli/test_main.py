@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from jaxserve.foreign_settings import ADVICE, advice_for_flag
 from jaxserve.runtime.settings import BY_NAME, SETTINGS, closest
 
 ROOT = Path(__file__).parents[3]
+COMMAND = [sys.executable, "-m", "jaxserve.cli.main"]
 
 
 @pytest.fixture
@@ -73,6 +75,15 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         (["serve", "a", "b"], "unexpected argument `b`; `jaxserve serve --help` lists the options"),
         (["serve", "m", "--port", "x"], "--port 'x': expected an integer, at least 0 and at most 65535"),
         (["serve", "--port"], "argument --port: expected one argument"),
+        (["serve", "--config", ""], "--config '': expected the path of a YAML file"),
+        (["health", "--timeout", "0"], "argument --timeout: '0' is not a positive number of seconds"),
+        (["status", "--timeout", "1e300"], "argument --timeout: '1e300' is not a positive number of seconds"),
+        (["convert", "m", "~nosuchuser/m"], "OUT ~nosuchuser/m: its `~` stands for no home directory"),
+        (["convert", "m"], "OUT is missing: the folder to write"),
+        (
+            ["bench", "startup", "--changed-flags", "'--port 1"],
+            '--changed-flags "\'--port 1": no closing quotation',
+        ),
         (
             ["bench"],
             "choose what to measure: `jaxserve bench serve`, `jaxserve bench offline`, `jaxserve bench startup`",
@@ -110,14 +121,31 @@ def test_version_names_jaxserve_jax_and_python(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith(f"jaxserve {__version__} (jax ")
 
 
-@pytest.mark.parametrize("command", ["version", "completion"])
+@pytest.mark.parametrize("command", ["version", "completion zsh", "health --help"])
 def test_output_that_is_read_only_in_part_ends_the_command_without_a_traceback(command: str) -> None:
-    words = [sys.executable, "-m", "jaxserve.cli.main", command, *(["zsh"] if command == "completion" else [])]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    words = [*COMMAND, *command.split()]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_names_that_are_not_utf_8_are_printed_escaped() -> None:
+    done = subprocess.run([*COMMAND, "config", b"\xff.gguf", "--changed"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"model:\n  model: \\udcff.gguf\n"), done.stderr
+
+
+def test_a_command_runs_with_closed_streams() -> None:
+    words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *COMMAND, "version"]
+    assert subprocess.run(words, check=False).returncode == 0
+
+
+def test_help_of_a_command_is_what_its_own_flag_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["help", "health"])
+    assert capsys.readouterr().out.startswith("usage: jaxserve health")
 
 
 def test_help_imports_neither_jax_nor_the_config() -> None:
@@ -143,6 +171,17 @@ def test_health_finds_the_server_by_the_environment(health_server: str, monkeypa
     monkeypatch.setenv("JAXSERVE_PORT", health_server.rpartition(":")[2])
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert main(["health"]) == 0
+
+
+@pytest.mark.parametrize("command", ["health", "status"])
+def test_a_certificate_of_the_environment_that_cannot_be_read_is_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAXSERVE_SSL_CERTFILE", "/nowhere/chain.pem")
+    assert main([command]) == 2
+    assert capsys.readouterr().err == (
+        "jaxserve: error: JAXSERVE_SSL_CERTFILE /nowhere/chain.pem: cannot be read: No such file or directory\n"
+    )
 
 
 def test_a_server_over_several_hosts_is_not_replaced_in_place(capsys: pytest.CaptureFixture[str]) -> None:

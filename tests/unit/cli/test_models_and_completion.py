@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,37 @@ def test_a_user_without_a_home_directory_has_no_hub_cache(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "~nosuchuser/hub")
     assert [model.name for model in local_models([])] in (["default"], [])
+
+
+def test_a_hub_cache_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hub").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["models"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be read" in line and "HF_HOME" in line
+
+
+def test_a_folder_of_another_user_is_listed_with_the_reason_and_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jaxserve.tools import models
+
+    read = models.models_in
+
+    def models_in(folder: Path, *arguments: str, **options: str) -> Iterator[models.LocalModel]:
+        if folder.name == "private":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read(folder, *arguments, **options)
+
+    (tmp_path / "private").mkdir()
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "model.gguf").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    monkeypatch.setattr(models, "models_in", models_in)
+    found = [(model.path.name, model.problem) for model in models.local_models([tmp_path])]
+    assert found[-2:] == [("private", "cannot be read: Permission denied"), ("model.gguf", None)]
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ def test_without_a_server_the_message_is_one_line(capsys: pytest.CaptureFixture[
         ("--plot figures.gif", "--plot figures.gif: expected a name that ends in .png, .svg, .pdf"),
         ("--plot /nowhere/figures.png", "/nowhere is not a directory"),
         ("--json /nowhere/figures.json", "/nowhere is not a directory"),
+        ("--json /", "--json /: is a directory, expected a file"),
     ],
 )
 def test_mistakes_are_one_line(server: FakeServer, words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,11 @@ def test_a_grammar_that_a_server_would_refuse_is_refused(form: str, capsys: pyte
     assert "--structured-outputs" in capsys.readouterr().err
 
 
+def test_several_engines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "offline", "no-such-model", "--replicas", "2"]) == 2
+    assert "--replicas 2: `jaxserve bench offline` measures one engine" in capsys.readouterr().err
+
+
 def test_tokens_steps_and_padding_are_those_computed_by_hand() -> None:
     figures, records = measure()
     assert len(records) == 4

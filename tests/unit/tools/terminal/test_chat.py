@@ -138,6 +138,8 @@ def test_saved_conversations_can_be_sent_again_and_overwrite_no_strangers(scene:
     assert stranger.read_text() == "years of work"
     assert json.loads(file.read_text()) == {"model": "m", "messages": scene.chat.conversation.messages}
     assert "No such file" in scene.play(f"/save {tmp_path}/nowhere/chat.json")
+    assert "File name too long" in scene.play(f"/save {'x' * 300}")
+    assert "home directory" in scene.play("/save ~nosuchuser/chat.json", "/image ~nosuchuser/cat.png")
 
 
 def test_an_image_goes_with_the_next_message_and_stays_after_a_failure(scene: Scene, tmp_path: Path) -> None:
