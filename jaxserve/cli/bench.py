@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -33,6 +33,7 @@ from jaxserve.tools.bench.workload import Workload, make_workload
 from jaxserve.tools.client import RemoteError
 
 Figures = dict[str, Any]
+_LEAST_WIDTH: Final = 200
 
 FAILED = ("failed", "failed", "d")
 RATES = (
@@ -232,9 +233,17 @@ def _levels(concurrencies: Sequence[int] | None, counts: Sequence[int]) -> list[
     ]
 
 
+def make_console() -> Console:
+    """Return the console of the tables. In a file or a pipe its lines are long enough for a sweep of 12 levels."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_WIDTH)
+    return console
+
+
 def print_run(figures: Figures, percentiles: Sequence[float]) -> None:
     """Print the totals and latencies of one run."""
-    console = Console()
+    console = make_console()
     totals = Table(show_header=False)
     for name, key, form in TOTALS:
         if figures[key] is not None:
@@ -258,12 +267,12 @@ def print_sweep(runs: Sequence[Figures], percentiles: Sequence[float]) -> None:
         table.add_column(_number(run["max_concurrency"], "d"), justify="right")
     for name, key, form in rows:
         table.add_row(name, *(_number(run[key], form) for run in runs))
-    Console().print(table)
+    make_console().print(table)
 
 
 def print_notes(runs: Sequence[Figures]) -> None:
     """Print what makes figures incomparable, and the errors."""
-    console, notes = Console(), []
+    console, notes = make_console(), []
     if omitted := sorted({name for run in runs for name in run.get("omitted_fields", ())}):
         notes.append(f"the server refuses {', '.join(omitted)}: sent without")
     if num_mismatched := sum(run["mismatched_inputs"] for run in runs):
@@ -296,7 +305,7 @@ def print_engine(figures: Figures) -> None:
     seconds = figures["device_seconds_by_program"]
     for program, count in figures["steps_by_program"].items():
         programs.add_row(program, str(count), _number(seconds.get(program), ".3f"))
-    Console().print(totals, programs)
+    make_console().print(totals, programs)
 
 
 def print_startup(figures: Figures) -> None:
@@ -307,7 +316,7 @@ def print_startup(figures: Figures) -> None:
         if ready := figures.get(f"{kind}_ready_s"):
             listening = statistics.median(figures[f"{kind}_listening_s"])
             table.add_row(f"{name}, median of {len(ready)}", f"{listening:.2f}", f"{statistics.median(ready):.2f}")
-    Console().print(table)
+    make_console().print(table)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -59,6 +59,12 @@ def test_a_list_of_concurrencies_is_a_sweep(
     assert "at a time" in capsys.readouterr().out
 
 
+def test_a_sweep_in_a_file_has_each_figure_in_one_line(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(server, "--num-prompts 1 --max-concurrency 1,2,3,4,5,6,7,8") == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "inter-token latency (ms), median" in line]
+    assert len(row.split("│")) == 11
+
+
 def test_runs_of_the_same_concurrency_share_no_prompt(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(server, "--num-prompts 2 --max-concurrency 2,2") == 0
     assert len({json.dumps(body["messages"]) for body in server.bodies}) == len(server.bodies) == 4
