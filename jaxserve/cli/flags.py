@@ -13,7 +13,7 @@ from jaxserve.runtime.environment import CONFIG_FILE_VARIABLE, config_of_one_mod
 from jaxserve.runtime.models.model_configs import configs_of_models, entries_of_flags
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Setting, format_value, section_class
 
-_METAVARS = {"integer": "N", "number": "X", "bytes": "SIZE", "json": "JSON", "text": "TEXT"}
+_METAVARS = {"integer": "N", "number": "X", "bytes": "SIZE", "json": "JSON", "text": "TEXT", "path": "PATH"}
 
 
 def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = SECTIONS) -> None:

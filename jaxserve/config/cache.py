@@ -53,6 +53,7 @@ class TierConfig:
     )
     kv_offload_dir: str | None = option(
         None,
+        unit="path",
         help="directory for copies of KV pages, ours alone (mode 0700): they survive a restart (default: none)",
     )
     kv_offload_disk: int = option(

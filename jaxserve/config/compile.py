@@ -45,6 +45,7 @@ class CompileConfig:
     )
     compile_cache: str | None = option(
         None,
+        unit="path",
         help="directory of compiled programs, at most 2GiB (default: jaxserve/programs in $XDG_CACHE_HOME or ~/.cache; "
         "`off`: none)",
     )

@@ -56,7 +56,9 @@ class ModelConfig:
     )
     max_model_len: int | None = option(None, ge=1, help="longest prompt + output in tokens (default: the model's)")
     seed: int = option(0, ge=0, help="seed from which the seeds of requests without one are drawn")
-    chat_template: str | None = option(None, help="path of a Jinja chat template, used instead of the model's")
+    chat_template: str | None = option(
+        None, unit="path", help="path of a Jinja chat template, used instead of the model's"
+    )
     generation_config: str = option(
         "auto",
         help="source of the default temperature, top_k, top_p, min_p and repetition_penalty; auto: the checkpoint's "
@@ -90,6 +92,7 @@ class ModelConfig:
     )
     hf_overrides_dir: str | None = option(
         None,
+        unit="path",
         help="directory of the folders that --hf-overrides makes, of the merged config.json and links to the model's files (default: "
         "jaxserve/overrides in $XDG_CACHE_HOME or ~/.cache)",
     )

@@ -13,12 +13,12 @@ def option(
     help: str,
     ge: float | None = None,
     le: float | None = None,
-    unit: Literal["bytes", "json"] | None = None,
+    unit: Literal["bytes", "json", "path"] | None = None,
     secret: bool = False,
     choices_from: str | None = None,
 ) -> Any:
     """Declare a setting: its default, its help text and its limits (`unit="bytes"` accepts `512MiB`, `unit="json"` a
-    JSON object, which a setting of type `str` keeps as text).
+    JSON object, which a setting of type `str` keeps as text, `unit="path"` a path that may begin with `~`).
 
     choices_from: for a setting of type `str`, the function that returns the allowed values, as "module:function". It is
     called when settings are read, and the default is allowed as well. The module must be cheap to import: no jax.

@@ -23,6 +23,7 @@ class RecorderConfig:
     )
     flight_recorder_dir: str | None = option(
         None,
+        unit="path",
         help="directory for the records of engines that crash, and of /dump_flight_record; the last 8 stay (default: "
         "jaxserve/flight in $XDG_CACHE_HOME or ~/.cache)",
     )

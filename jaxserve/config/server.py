@@ -21,6 +21,7 @@ class ServerConfig:
     api_key: str | None = option(None, secret=True, help="keys, comma separated; without any the API is open")
     api_key_file: str | None = option(
         None,
+        unit="path",
         help="file with more keys, one per line, lines that begin with # are comments; or, named *.yaml or *.json, a list of "
         "keys with names and limits; read again on SIGHUP",
     )
@@ -35,7 +36,9 @@ class ServerConfig:
         "pages of other hosts may write, as on other addresses",
     )
     admin_socket: str | None = option(
-        None, help="path of a Unix socket that answers everything without a key, for the operator (mode 0600)"
+        None,
+        unit="path",
+        help="path of a Unix socket that answers everything without a key, for the operator (mode 0600)",
     )
     access_log: bool = option(
         False, help="log a line for each HTTP request: its id, status, time, tokens and the name of its key"
@@ -102,13 +105,17 @@ class ServerConfig:
     )
     log_level: LogLevel = option("info", help="lowest level to log")
     log_format: LogFormat = option("text", help="format of the log; json: one object per line")
-    profile_dir: str | None = option(None, help="directory for the profiles of /start_profile (default: none)")
+    profile_dir: str | None = option(
+        None, unit="path", help="directory for the profiles of /start_profile (default: none)"
+    )
     allow_weight_updates: bool = option(
         False,
         help="accept the operator's commands /update_weights, /sleep, /pause, /v1/load_lora_adapter and their opposites, which "
         "read any path that the server can read; --public-commands says who may send them",
     )
-    uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one in /tmp)")
+    uds_dir: str | None = option(
+        None, unit="path", help="directory for the IPC sockets (default: a private one in /tmp)"
+    )
 
     def __post_init__(self) -> None:
         check_host(self.host)

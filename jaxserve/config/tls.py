@@ -13,13 +13,19 @@ class TlsConfig:
     """HTTPS without a proxy. The files are read again when they change, and on SIGHUP."""
 
     ssl_certfile: str | None = option(
-        None, help="file with the server's certificate and those that signed it (PEM): the port speaks HTTPS only"
+        None,
+        unit="path",
+        help="file with the server's certificate and those that signed it (PEM): the port speaks HTTPS only",
     )
     ssl_keyfile: str | None = option(
-        None, help="file with the certificate's private key (PEM, no passphrase; default: in --ssl-certfile)"
+        None,
+        unit="path",
+        help="file with the certificate's private key (PEM, no passphrase; default: in --ssl-certfile)",
     )
     ssl_ca_certs: str | None = option(
-        None, help="file with authorities (PEM): clients, probes among them, need a certificate that one of them signed"
+        None,
+        unit="path",
+        help="file with authorities (PEM): clients, probes among them, need a certificate that one of them signed",
     )
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import json
 import math
+import os
 import re
 import types
 import typing
@@ -23,7 +24,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.foreign_settings import advice_for_name
 from jaxserve.yaml_values import integer, switch
 
-Kind = Literal["text", "integer", "number", "switch", "choice", "bytes", "json"]
+Kind = Literal["text", "integer", "number", "switch", "choice", "bytes", "json", "path"]
 Value = str | int | float | bool | None
 
 ENVIRONMENT_PREFIX = "JAXSERVE_"
@@ -164,6 +165,10 @@ def _text(raw: object) -> str:
     raise ValueError
 
 
+def _path(raw: object) -> str:
+    return os.path.expanduser(_text(os.fspath(raw) if isinstance(raw, os.PathLike) else raw))
+
+
 def _number(raw: object) -> float:
     if isinstance(raw, int | float | str) and not isinstance(raw, bool) and math.isfinite(float(raw)):
         return float(raw)
@@ -206,6 +211,7 @@ _PARSERS: Mapping[Kind, Callable[[object], Value]] = types.MappingProxyType(
         "switch": switch,
         "bytes": _bytes,
         "json": _json,
+        "path": _path,
     }
 )
 

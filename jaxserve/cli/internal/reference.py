@@ -30,7 +30,7 @@ Every setting can be given as a flag of `jaxserve serve`, as an environment vari
 file named by `--config` (or `JAXSERVE_CONFIG`). A flag wins over the environment, the environment over the
 file, the file over the default. File keys may be below their section or at the top level; an unknown key is an
 error. An empty environment variable counts as unset. Sizes take `KiB`, `MiB`, `GiB`, `TiB` (powers of 1024) and
-`KB`, `MB`, `GB`, `TB` (powers of 1000). Switches are `--flag` and `--no-flag`.
+`KB`, `MB`, `GB`, `TB` (powers of 1000). Paths may begin with `~`. Switches are `--flag` and `--no-flag`.
 
 [Several models](../several-models.md) are named by `--model NAME=MODEL`, once for each, or by the file's key `models`, a mapping from
 names to models (`chat: Qwen/Qwen3-8B`), to files of a model's own settings (`vectors: vectors.yaml`), or to these settings themselves. It

@@ -159,6 +159,7 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "switch": "false",
         "bytes": "1GiB",
         "json": "{}",
+        "path": "/a/path",
     }
     parser = argparse.ArgumentParser()
     add_flags(parser)
@@ -369,3 +370,12 @@ def test_a_server_is_found_however_its_url_is_written(given: str) -> None:
 def test_what_is_no_url_is_refused(command: Sequence[str], given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--url", given]) == 2
     assert f"--url {given!r}: expected a URL like" in capsys.readouterr().err
+
+
+def test_paths_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = "model: m\nchat_template: ~/chat.jinja\nssl_certfile: ~nosuchuser/chain.pem\n"
+    config = load_config(file=write(tmp_path / "server.yaml", text))
+    assert config.model.chat_template == f"{tmp_path}/chat.jinja"
+    assert config.tls.ssl_certfile == "~nosuchuser/chain.pem"
+    assert load_config(flags={"model": "m", "chat_template": tmp_path}).model.chat_template == str(tmp_path)
