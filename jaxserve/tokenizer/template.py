@@ -221,13 +221,16 @@ def _content_format(tree: nodes.Template) -> tuple[ContentFormat, bool]:
     names = {"content"}
 
     def is_content(node: nodes.Node | None) -> bool:
-        while isinstance(node, nodes.Filter):
-            node = node.node
-        if isinstance(node, nodes.Getattr):
-            return node.attr == "content"
-        if isinstance(node, nodes.Getitem):
-            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-        return isinstance(node, nodes.Name) and node.name in names
+        match node:
+            case nodes.Filter(node=inner) | nodes.Or(left=inner):
+                return is_content(inner)
+            case nodes.Getattr(attr=name) | nodes.Getitem(arg=nodes.Const(value=name)):
+                return bool(name == "content")
+            case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value="content"), *_]):
+                return True
+            case nodes.Name(name=name):
+                return name in names
+        return False
 
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and is_content(assign.node):
@@ -325,14 +328,18 @@ class ChatTemplate:
         if reasoning is not None:
             plain |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), reasoning)
         content = plain.get("content")
-        if isinstance(content, str):
-            if self.content_format == "parts" and not self._accepts_string:
-                plain["content"] = [{"type": "text", "text": content}]
-        elif content is not None:
-            if self.content_format == "parts":
-                plain["content"] = [part if _is_shown(part) else _text_part(part) for part in _parts(content)]
+        if content is not None and not isinstance(content, str):
+            parts = _parts(content)
+            # Of several texts, many templates show the first one of a system or an assistant only (Gemma 3, LLaVA-NeXT, Mistral 3), and
+            # those of GLM-4.5 and Gemma 4 print the parts of a tool's or a system's message as objects.
+            is_fused = plain.get("role") != "user" and not any(map(_is_shown, parts))
+            if self.content_format == "string" or is_fused:
+                content = "\n".join(map(_part_text, parts))
             else:
-                plain["content"] = "\n".join(_part_text(part) for part in _parts(content))
+                plain["content"] = [part if _is_shown(part) else _text_part(part) for part in parts]
+        if isinstance(content, str):
+            is_wrapped = self.content_format == "parts" and not self._accepts_string
+            plain["content"] = [{"type": "text", "text": content}] if is_wrapped else content
         return plain
 
 

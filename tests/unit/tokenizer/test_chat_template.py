@@ -106,6 +106,12 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "t
             "[{{ p.text }}]{% endfor %}{% endif %}{% endmacro %}{{ show(messages[0].content) }}",
             "[a][b]",
         ),
+        (  # as Kimi K2.5's
+            "{% macro show(m) %}{% set c = m.get('content') %}{% if c is string %}{{ c }}{% else %}{% for p in c %}"
+            "[{{ p.text }}]{% endfor %}{% endif %}{% endmacro %}{{ show(messages[0]) }}",
+            "[a][b]",
+        ),
+        ("{% for p in messages[0].content or [] %}[{{ p.text }}]{% endfor %}", "[a][b]"),
     ],
 )
 def test_parts_reach_templates_that_loop_over_them_and_are_fused_for_others(source: str, text: str) -> None:
@@ -117,6 +123,18 @@ def test_a_plain_string_is_wrapped_only_for_templates_without_strings() -> None:
     assert render(only_parts) == "[hi]"
     both = "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}" + only_parts + "{% endif %}"
     assert render(both) == "hi"
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "tool", "user"])
+def test_texts_of_all_but_users_are_fused(role: str) -> None:
+    strings = "{% if m.content is string %}{{ m.content }}{% else %}"
+    parts = "{% for p in m.content %}[{{ p.text or p.type }}]{% endfor %}"
+    source = "{% for m in messages %}" + strings + parts + "{% endif %}{% endfor %}"
+    assert render(source, [{**PARTS[0], "role": role}]) == ("[a][b]" if role == "user" else "a\nb")
+    shown = [{"role": role, "content": [*PARTS[0]["content"], {"type": "image"}]}]
+    assert render(source, shown) == "[a][b][image]"
+    only_parts = render("{% for m in messages %}" + parts + "{% endfor %}", [{**PARTS[0], "role": role}])
+    assert only_parts == ("[a][b]" if role == "user" else "[a\nb]")
 
 
 @pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{% for p in messages[0].content %}{% endfor %}"])
