@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 LOW_DETAIL_PIXELS: Final = 512
 """Longest side of an image with low detail."""
 MAX_ASPECT_RATIO: Final = 200
 _SVG_CHARS: Final = 1024
+_TURNS: Final[Mapping[object, Image.Transpose]] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF's numbers of orientations (CIPA DC-008)."""
 
 
 class ImageError(Exception):
@@ -30,7 +41,7 @@ def decode_image(data: bytes, max_pixels: int, *, low_detail: bool = False) -> I
     image = _open(data, max_pixels)
     try:
         image.load()
-        image = _to_rgb(ImageOps.exif_transpose(image))
+        image = _to_rgb(_upright(image))
     except MemoryError:
         raise
     except Exception as error:  # decoders raise OSError, ValueError, SyntaxError, struct.error, EOFError and others
@@ -70,6 +81,17 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
     if is_animated:
         raise ImageError("animated images are not supported: send one frame")
     return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return the image turned as its EXIF says. Damage in EXIF, which browsers ignore, too, does not matter."""
+    try:
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except MemoryError:
+        raise
+    except Exception:  # of readers of EXIF: SyntaxError, TypeError, struct.error and others
+        turn = None
+    return image if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import ExifTags, Image, ImageCms, ImageOps
 
 from jaxserve.frontend.images.decode import ImageError, decode_image
 
@@ -71,6 +71,20 @@ def test_exif_orientation_is_applied() -> None:
     turned = decode_image(file_of(image, exif=exif), MOST)
     assert turned.size == (2, 4)
     assert turned.getpixel((1, 0)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize("turn", range(1, 10))
+def test_damage_in_exif_does_not_matter(turn: int) -> None:
+    image, exif = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(2, 4, 3)), Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = turn, "maker"
+    whole = file_of(image, exif=exif)
+    # The numbers of bits as a text, which Pillow cannot write again.
+    damaged = file_of(image, exif=exif.tobytes().replace(b"\x01\x0f\0\x02", b"\x01\x02\0\x02"))
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(whole)))
+    for file in (whole, damaged):
+        assert np.array_equal(np.asarray(decode_image(file, MOST)), np.asarray(expected))
+    unreadable = file_of(image, exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01")
+    assert np.array_equal(np.asarray(decode_image(unreadable, MOST)), np.asarray(image))
 
 
 def test_low_detail_reduces_large_images_only() -> None:
