@@ -74,6 +74,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "Idefics3ImageProcessor": _Reader(tiles.tiles, "lanczos"),
     "SmolVLMImageProcessor": _Reader(tiles.tiles, "lanczos"),
     "Qwen2VLImageProcessor": _QWEN,
+    "Qwen2_5_VLImageProcessor": _QWEN,  # in early copies of Qwen2.5-VL; transformers lacks it, too, and takes that of the model
     "Qwen3VLImageProcessor": _QWEN,
     "CohereCompassImageProcessor": _QWEN._replace(geometry=whole.compass_areas),
     "Cosmos3EdgeImageProcessor": _Reader(whole.edge_frames, "bicubic"),

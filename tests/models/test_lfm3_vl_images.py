@@ -73,6 +73,7 @@ def test_names_may_be_those_of_published_checkpoints(tmp_path: Path) -> None:
         ("lfm3_vl_tiny", None),
         ("lighton_ocr_tiny", "LightOnOCRImageProcessor"),
         ("qianfan_ocr_tiny", None),
+        ("qwen2_5_vl_tiny", "Qwen2_5_VLImageProcessor"),
     ],
 )
 def test_processors_of_models_without_one_in_transformers_may_have_another_name(

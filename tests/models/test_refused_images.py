@@ -12,6 +12,9 @@ from tests.models.goldens import DATA
 from tests.models.vision_files import changed, vision_of
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "qwen2_5_vl_tiny": [
+        ({"processor": {"size": {"height": 32, "width": 32}}}, "min_pixels: expected an integer"),
+    ],
     "cohere2_vision_tiny": [
         ({"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type is 'clip_vision_model'"),
         ({"vision_config": {"image_size": 48}}, "vision_config.image_size is 48; supported: 32"),
@@ -96,6 +99,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type is 'siglip_vision_model'"),
         ({"vision_feature_layer": -2}, "vision_feature_layer is -2"),
         ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
+        ({"processor": {"size": {"height": 32, "width": 32}}}, "longest_edge: expected an integer"),
         ({"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
         ({"projector_hidden_act": "relu7"}, "projector_hidden_act"),
         ({"model_type": "llava_next"}, "vision_config.model_type is 'pixtral'"),

@@ -42,8 +42,8 @@ _MAX_TOKENS: Final = 1 << 16
 
 def tiles(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Idefics3 and SmolVLM: square tiles in rows, then the whole image as one more tile."""
-    tile = table.table("max_image_size", {"longest_edge": 364}).integer("longest_edge", 364, MAX_SIDE)
-    longest = table.table("size", {"longest_edge": 4 * 364}).integer("longest_edge", 4 * 364, MAX_SIDE)
+    tile = table.table("max_image_size", {"longest_edge": 364}).integer("longest_edge", None, MAX_SIDE)
+    longest = table.table("size", {"longest_edge": 4 * 364}).integer("longest_edge", None, MAX_SIDE)
     sizes = TileSizes(longest, tile, table.flag("do_image_splitting", default=True))
     image = token_text(tokens, "image_token", "<image>")
     around = token_text(tokens, "fake_image_token", "<fake_token_around_image>")

@@ -67,10 +67,10 @@ def enlarged(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry
 
 def _bounds(table: Table, low: int, high: int) -> tuple[int, int]:
     """Read the bounds of an image's area. low, high: their defaults."""
-    size = table.table("size", {})
+    size = table.table("size", {"shortest_edge": low, "longest_edge": high})
     found = {
-        "min_pixels": table.get("min_pixels", size.get("shortest_edge", low)),
-        "max_pixels": table.get("max_pixels", size.get("longest_edge", high)),
+        "min_pixels": table.get("min_pixels", size.get("shortest_edge", None)),
+        "max_pixels": table.get("max_pixels", size.get("longest_edge", None)),
     }
     bounds = Table(table.path, found)
     return bounds.integer("min_pixels", None, _MAX_AREA), bounds.integer("max_pixels", None, _MAX_AREA)
@@ -197,7 +197,7 @@ def limited(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Pixtral and Mistral 3: sides up to a limit, and a break after each row of tokens. Those of patches are the tower's."""
     if architecture(config.values) in _WITHOUT_BREAKS:
         return _without_breaks(table, config, tokens)
-    longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, MAX_SIDE)
+    longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", None, MAX_SIDE)
     merge = config.integer("spatial_merge_size", 2 if config.get("model_type", None) == "mistral3" else 1, 64)
     patch = config.table("vision_config", {}).integer("patch_size", 16, MAX_SIDE)
     image = token_text(tokens, "image_token", "[IMG]")
@@ -219,7 +219,7 @@ def _without_breaks(table: Table, config: Table, tokens: Mapping[str, Any]) -> G
     # The first release has the side of a patch here, and code that multiplies it.
     if sides not in ({"height": side, "width": side} for side in (patch, patch * merge)):
         raise table.error("patch_size", f"{patch * merge}, the side of {merge} patches")
-    longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, MAX_SIDE)
+    longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", None, MAX_SIDE)
     image = token_text(tokens, "image_token", "<|image_pad|>")
     return Geometry(LimitedSides(longest), patch, merge, ImageMarkup(image, image))
 
