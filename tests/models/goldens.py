@@ -20,6 +20,7 @@ REMOTE_CODE: Final = (
     "ExaoneForCausalLM",
     "InternLM2ForCausalLM",
     "MiniCPMForCausalLM",
+    "SarvamMoEForCausalLM",
 )
 """Models that ship as code: transformers has no class for them, and no defaults. `tests/tools/remote_code.py` computes their references."""
 

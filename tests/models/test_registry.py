@@ -177,6 +177,7 @@ def test_every_family_file_is_found() -> None:
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
         "Qwen4ExpForCausalLM",
+        "SarvamMoEForCausalLM",
         "SeedOssForCausalLM",
         "SmolLM3ForCausalLM",
         "SolarOpenForCausalLM",

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
+from jaxserve.layers.routing import route
 from jaxserve.models.registry import architectures, decoder_config, open_model, read_mtp_layer
 from tests.models.goldens import DATA, REMOTE_CODE, golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
@@ -116,3 +118,22 @@ def test_the_mtp_layer_of_ling_2_is_read_like_its_other_layers(tmp_path: Path) -
     block = {name.replace(last, "model.layers.0.") for name in open_model(golden.path).tensors if name.startswith(last)}
     around = {f"model.{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "norm")}
     assert checkpoint.tensors.keys() == block | around
+
+
+def test_sarvam_is_ling_2_without_groups_of_experts_and_with_whole_rotation() -> None:
+    hf = {key: value for key, value in of("bailing_moe_v2").items() if key not in ("n_group", "topk_group")}
+    del hf["partial_rotary_factor"]
+    own = decoder_config(hf | {"architectures": ["SarvamMoEForCausalLM"]})
+    assert own == decoder_config(hf | {"n_group": 1, "topk_group": 1})
+    assert own.rotary_dim is None and own.experts is not None and own.experts.num_groups == 1
+
+
+def test_a_constant_in_a_routers_biases_changes_no_choice_of_experts() -> None:
+    """The code of Sarvam subtracts their mean."""
+    config = decoder_config(of("bailing_moe_v2")).experts
+    assert config is not None
+    logits, bias = np.random.default_rng(0).standard_normal((2, 50, config.num_experts)).astype(np.float32)
+    count = jnp.asarray(len(logits))
+    own, other = (route(jnp.asarray(logits), count, config, jnp.asarray(bias[0] + lower)) for lower in (0.0, -2.0))
+    np.testing.assert_array_equal(own.experts, other.experts)
+    np.testing.assert_array_equal(own.weights, other.weights)

@@ -1,10 +1,13 @@
-"""Ling 2.0 and Ring 2.0 (arXiv 2510.22115): mini, flash and 1T. transformers has no class: tests compare with GLM-4.5."""
+"""Ling 2.0 and Ring 2.0 (arXiv 2510.22115): mini, flash and 1T; Sarvam 30B.
+
+transformers has no class: tests compare with GLM-4.5.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
@@ -25,15 +28,19 @@ DEFAULTS = dict(
     routed_scaling_factor=2.5,
     partial_rotary_factor=1.0,
 )
+_SARVAM: Final = "SarvamMoEForCausalLM"
+_WITHOUT_GROUPS: Final[Mapping[str, Any]] = {"n_group": 1, "topk_group": 1}
+"""Sarvam's defaults."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Partial rotation, norms of query and key heads, and DeepSeek-V3's router.
 
     The code beside the checkpoints divides the weights of a token's experts by their sum if there are several, whatever
-    `norm_topk_prob` says.
+    `norm_topk_prob` says. That of Sarvam subtracts the mean of a router's correction biases from each, which changes no choice.
     """
-    keys = Keys({**DEFAULTS, **hf})
+    groups = _WITHOUT_GROUPS if _SARVAM in hf.get("architectures", ()) else {}
+    keys = Keys({**DEFAULTS, **groups, **hf})
     keys.require("score_function", "sigmoid", None)
     keys.require("norm_topk_prob", True, None)
     for key in ("moe_router_enable_expert_bias", "use_rmsnorm"):
@@ -51,7 +58,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    ("BailingMoeV2ForCausalLM",),
+    ("BailingMoeV2ForCausalLM", _SARVAM),
     decoder_config,
     renames=RENAMES,
     mtp="layer",
