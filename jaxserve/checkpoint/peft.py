@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ from jaxserve.errors import CheckpointError, shown
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 MAX_RANK: Final = 512
+_OTHER_FILES: Final = {
+    "adapter_model.bin": "pickle files can run code: save it as safetensors",
+    "adapters.safetensors": "MLX-LM's names: convert it to PEFT's",
+}
+"""Files that adapters may have instead, and advice."""
 
 _ADAPTABLE: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 """Modules that adapters may change in every model, besides `TargetModel.recurrent`: neither the vocabulary's matrices nor
@@ -37,6 +43,11 @@ _STACKED: Final = re.compile(r"(?P<experts>.+\.experts)(\.(?P<parameter>gate_up_
 _NESTED: Final = ".base_layer"
 """Suffix of a module of which PEFT adapts several parameters, for all of them but the last."""
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_MAX_NAME: Final = 256
+"""Characters of a tensor's name, and of a pattern."""
+_MAX_REPEATS: Final = 3
+_COSTLY: Final = re.compile(r"\)[*+{]|" + r"[*+?}][^*+?}]*" * (_MAX_REPEATS + 1))
+"""Regular expressions of adapters that may take seconds, or forever, to match a name: the interpreter does nothing else meanwhile."""
 _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -48,9 +59,12 @@ _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
     "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
     "alora_invocation_tokens": (None, []),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "monteclora_config": (None,),
 }
 """Values under which a module gets `scale` * B @ A added and nothing else changes. Only the first key is required."""
-_OTHER_BASES: Final = ("pissa", "olora", "corda", "loftq")
+_OTHER_BASES: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the model's own weights as well."""
 
 
@@ -83,8 +97,13 @@ def open_adapter(name: str, path: Path, target: TargetModel, *, in_memory: bool 
 
 
 def _open(name: str, path: Path, target: TargetModel, *, in_memory: bool) -> Adapter:
-    if not (path / CONFIG_FILE).is_file() or not (path / WEIGHTS_FILE).is_file():
-        raise CheckpointError(f"{path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    try:
+        files = set(os.listdir(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if not files >= {CONFIG_FILE, WEIGHTS_FILE}:
+        other = "".join(f"; {name} is not read ({why})" for name, why in _OTHER_FILES.items() if name in files)
+        raise CheckpointError(f"{path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}{other}")
     config = read_object(path / CONFIG_FILE)
     _check_config(path / CONFIG_FILE, config, is_transposed=target.is_transposed)
     file = open_safetensors(path / WEIGHTS_FILE, in_memory=in_memory)
@@ -106,6 +125,15 @@ def _check_config(path: Path, config: Mapping[str, Any], *, is_transposed: bool)
             raise CheckpointError(
                 f"{path}: key {key!r}: supported: {allowed[0]!r}, found {shown(str(config.get(key)))}"
             )
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"{path}: key 'alpha_pattern': expected an object, found {shown(str(patterns))}")
+    for pattern in patterns:
+        if len(pattern) > _MAX_NAME or _COSTLY.search(pattern):
+            raise CheckpointError(
+                f"{path}: key 'alpha_pattern': expected up to {_MAX_NAME} characters, {_MAX_REPEATS} repeats and no repeated group, "
+                f"found {shown(pattern)}"
+            )
     begin = config.get("init_lora_weights")
     if isinstance(begin, str) and begin.startswith(_OTHER_BASES):
         raise CheckpointError(
@@ -115,14 +143,13 @@ def _check_config(path: Path, config: Mapping[str, Any], *, is_transposed: bool)
 
 
 def _pairs(file: SafetensorsFile) -> dict[str, dict[str, str]]:
-    """Return the two tensors of each module, by "A" and "B"."""
+    """Return the two tensors of each module, by "A" and "B". Modules have the names that they had in training."""
     pairs: dict[str, dict[str, str]] = {}
     for tensor in file.tensors:
         match = _TENSOR.fullmatch(tensor.removeprefix(_PREFIX))
-        module = text_name(match["module"]) if match else None
-        if match is None or module is None:
+        if match is None or len(tensor) > _MAX_NAME or text_name(match["module"]) is None:
             _fail(file, tensor, "to be lora_A.weight or lora_B.weight of a module of the language model", "another")
-        pairs.setdefault(module, {})[match["side"]] = tensor
+        pairs.setdefault(match["module"], {})[match["side"]] = tensor
     for sides in pairs.values():
         if len(sides) != 2:
             _fail(file, next(iter(sides.values())), "the other matrix of its module beside it", "none")
@@ -133,17 +160,19 @@ def _additions(
     file: SafetensorsFile, config: Mapping[str, Any], module: str, sides: Mapping[str, str], target: TargetModel
 ) -> dict[str, Addition]:
     """Return the update of each of our modules that the adapter's module covers."""
-    ours = target.rename(module.removesuffix(_NESTED))
+    name = text_name(module.removesuffix(_NESTED))
+    assert name is not None, "see `_pairs`"
+    ours = target.rename(name)
     if stacked := _STACKED.fullmatch(ours):
         return _of_experts(file, config, module, sides, target.experts, stacked)
     down, up = (file.tensors[sides[side]] for side in "AB")
     above, _, own = ours.rpartition(".")
-    parts = target.parts_of(ours) or {own: slice(0, up.shape[0])}
-    adaptable = _ADAPTABLE | target.recurrent
-    if not adaptable.issuperset(parts):
-        fused = {name.rpartition(".")[2] for name in target.parts}
-        _fail(file, down.name, f"to belong to one of {', '.join(sorted(adaptable | fused))}", own)
+    fused, adaptable = target.parts_of(ours), _ADAPTABLE | target.recurrent
+    if not adaptable.issuperset(fused or {own}):
+        known = adaptable | {part.rpartition(".")[2] for part in target.parts}
+        _fail(file, down.name, f"to belong to one of {', '.join(sorted(known))}", own)
     rank = _rank(file, sides, 1)
+    parts = fused or {own: slice(0, up.shape[0])}
     if num_rows(parts) != up.shape[0]:
         _fail(file, up.name, f"{num_rows(parts)} rows", str(up.shape[0]))
     scale = _scale(file, config, module, rank)
@@ -201,10 +230,10 @@ def _rank(file: SafetensorsFile, sides: Mapping[str, str], num_experts: int) -> 
     """Return the rank of two tensors that hold the matrices of so many experts."""
     down, up = (file.tensors[sides[side]] for side in "AB")
     rank, rest = divmod(down.shape[0] if len(down.shape) == 2 else 0, num_experts)
-    if rest or not 1 <= rank <= MAX_RANK:
+    if rest or not 1 <= rank <= MAX_RANK or 0 in down.shape:
         times = "" if num_experts == 1 else f" times {num_experts} experts"
         _fail(file, down.name, f"two dimensions, the first from 1 to {MAX_RANK}{times}", str(down.shape))
-    if len(up.shape) != 2 or up.shape[1] != down.shape[0]:
+    if len(up.shape) != 2 or up.shape[1] != down.shape[0] or 0 in up.shape:
         _fail(file, up.name, f"two dimensions, the second {down.shape[0]}", str(up.shape))
     return rank
 
@@ -215,8 +244,6 @@ def _scale(file: SafetensorsFile, config: Mapping[str, Any], module: str, rank: 
 
 def _alpha(file: SafetensorsFile, config: Mapping[str, Any], module: str) -> float:
     path, patterns = file.path.with_name(CONFIG_FILE), config.get("alpha_pattern") or {}
-    if not isinstance(patterns, dict):
-        raise CheckpointError(f"{path}: key 'alpha_pattern': expected an object, found {shown(str(patterns))}")
     own = (value for key, value in patterns.items() if _matches(key, module))
     alpha = next(own, config.get("lora_alpha", 8))
     if type(alpha) not in (int, float) or not math.isfinite(alpha):

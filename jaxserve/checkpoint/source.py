@@ -246,7 +246,7 @@ def resolve_adapter(adapter: str) -> Path:
             f"adapter {shown(adapter, 200)}: expected an existing folder, or owner/name on the Hugging Face hub; "
             "found no such path"
         )
-    return _download(match["repo"], None, _ADAPTER_PATTERNS, progress=True)
+    return _download(match["repo"], None, _ADAPTER_PATTERNS, progress=True, kind="adapter")
 
 
 def _existing(model: str) -> Path | None:
@@ -257,14 +257,14 @@ def _existing(model: str) -> Path | None:
         return None
 
 
-def _download(repository: str, revision: str | None, patterns: list[str], progress: bool) -> Path:
+def _download(repository: str, revision: str | None, patterns: list[str], progress: bool, kind: str = "model") -> Path:
     # Here: 0.3 s that a local path need not spend.
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub import errors as hub_errors
 
     at_revision = f" at revision {shown(revision)}" if revision else ""
-    subject = f"model {repository}{at_revision}"
+    subject = f"{kind} {repository}{at_revision}"
     if constants.HF_HUB_CACHE.startswith("~"):
         raise ConfigError(f"{subject}: this user has no home directory to keep it in; set HF_HOME to a folder")
     try:

@@ -230,6 +230,14 @@ def test_text_models_inside_others_have_their_own_names(tmp_path: Path) -> None:
     assert list(adapter.additions) == [MODULE]
 
 
+def test_patterns_of_alpha_match_the_names_of_modules_in_training(tmp_path: Path) -> None:
+    name = "model.language_model.layers.0.self_attn.q_proj"
+    tensors = matrices(f"base_model.model.{name}")
+    for pattern, scale in ((name, 4.0), (f"^{name}", 4.0), (MODULE, 3.0)):
+        found = saved(tmp_path, tensors, alpha_pattern={pattern: 8}).additions[MODULE].scale
+        assert found == pytest.approx(scale), pattern
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -239,7 +247,15 @@ def test_text_models_inside_others_have_their_own_names(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "key 'modules_to_save'"),
         ({"fan_in_fan_out": True}, "key 'fan_in_fan_out'"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the model's weights as well"),
+        ({"init_lora_weights": "lora_ga"}, "changes the model's weights as well"),
+        ({"use_bdlora": {"nblocks": 2}}, "key 'use_bdlora'"),
+        ({"arrow_config": {"top_k": 2}}, "key 'arrow_config'"),
         ({"alpha_pattern": ["q_proj"]}, "key 'alpha_pattern': expected an object"),
+        (
+            {"alpha_pattern": {r"([\w.]+)+!": 8}},
+            "key 'alpha_pattern': expected up to 256 characters, 3 repeats and no rep",
+        ),
+        ({"alpha_pattern": {".*" * 4 + "!": 8}}, "key 'alpha_pattern': expected up to 256 characters, 3 repeats"),
         ({"lora_alpha": "much"}, "key 'lora_alpha': expected a number"),
     ],
 )
@@ -264,6 +280,9 @@ def test_other_methods_are_rejected(tmp_path: Path, changes: dict[str, Any], com
         (matrices("base_model.model.model.layers.0.mlp.experts.base_layer"), "which has no experts"),
         (matrices(rank=513), "the first from 1 to 512"),
         (matrices() | {f"{Q_PROJ}.lora_B.weight": np.ones((64, 3), np.float32)}, "the second 2, found"),
+        (matrices() | {f"{Q_PROJ}.lora_B.weight": np.ones((), np.float32)}, r"the second 2, found \(\)"),
+        (matrices(rows=0), r"the second 2, found \(0, 2\)"),
+        (matrices(columns=0), r"the first from 1 to 512, found \(2, 0\)"),
     ],
 )
 def test_tensors_that_mean_something_else_are_rejected(
@@ -276,6 +295,11 @@ def test_tensors_that_mean_something_else_are_rejected(
 def test_a_folder_without_an_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"adapter 'mine': .*expected a folder with adapter_config.json"):
         open_adapter("mine", tmp_path, TargetModel())
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"adapter_model\.bin is not read \(pickle files"):
+        open_adapter("mine", tmp_path, TargetModel())
+    with pytest.raises(CheckpointError, match=r"adapter 'mine': .*adapter_model\.bin: cannot be read: Not a directory"):
+        open_adapter("mine", tmp_path / "adapter_model.bin", TargetModel())
 
 
 def test_adapters_of_other_shapes_are_rejected(tmp_path: Path) -> None:
