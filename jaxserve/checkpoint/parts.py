@@ -177,7 +177,8 @@ def with_each_expert(checkpoint: Checkpoint, layout: StackedExperts) -> Checkpoi
     tensors: dict[str, TensorInfo] = {}
     readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
     for name, info in checkpoint.tensors.items():
-        if any(part in name for part in _STACKED):
+        is_bias = name.endswith(_BIAS)
+        if name.removesuffix(_BIAS).endswith(_STACKED) and len(info.shape) == (2 if is_bias else 3):
             is_by_outputs = _is_by_outputs(name, info, layout, checkpoint.config.get("hidden_size"))
             _add_experts(name, info, layout, tensors, readers, is_by_outputs=is_by_outputs)
         else:

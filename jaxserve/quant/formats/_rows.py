@@ -60,12 +60,30 @@ def pop_scale(tensors: dict[str, TensorInfo], matrix: TensorInfo, *suffixes: str
 
 
 def has_rows(matrix: TensorInfo, scale: TensorInfo) -> bool:
-    """Return True if there is one scale, or one for each output."""
-    rows = matrix.shape[:1]
-    return scale.shape in ((), (1,), rows, (*rows, 1))
+    """Return True if there is one scale, or one for each output; also one for each expert, or for each half of its outputs, of matrices
+    `[experts, out, in]`."""
+    return _scales_shape(matrix, scale) is not None
+
+
+def _scales_shape(matrix: TensorInfo, scale: TensorInfo) -> tuple[int, ...] | None:
+    """Return the shape of scales with an axis for each of the matrix but its inputs; None if others share a scale."""
+    if len(matrix.shape) < 2:
+        return None
+    *experts, num_outputs, _ = matrix.shape
+    own = scale.shape
+    while own[-1:] == (1,):
+        own = own[:-1]
+    own += (1,) * (1 + len(experts) - len(own))
+    counts = {1, num_outputs} | ({2} if experts and num_outputs % 2 == 0 else set())
+    is_known = own[-1] in counts and (own[:-1] == (*experts,) or set(own) == {1})
+    return own if is_known else None
 
 
 def read_rows(form: RowFormat, matrix: TensorInfo, scale: TensorInfo, read: Read) -> Host:
-    """Return a stored matrix with a scale for each output."""
-    scales = read(scale.name).astype(np.float32).reshape(-1)
-    return QuantArray(form, read(matrix.name), np.broadcast_to(scales, matrix.shape[:1]))
+    """Return a stored matrix, or those of all experts, with a scale for each output."""
+    shape = _scales_shape(matrix, scale)
+    assert shape is not None, "see `has_rows`"
+    scales = read(scale.name).astype(np.float32).reshape(shape)
+    if 1 < shape[-1] < matrix.shape[-2]:
+        scales = scales.repeat(matrix.shape[-2] // shape[-1], axis=-1)
+    return QuantArray(form, read(matrix.name), np.broadcast_to(scales, matrix.shape[:-1]))

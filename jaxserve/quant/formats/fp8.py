@@ -1,7 +1,8 @@
 """e4m3 weights, and activations quantised to e4m3 token by token; checkpoints that are stored in fp8.
 
 A stored scale multiplies the values (`weight_scale`, and `weight_scale_inv` too) and belongs to a matrix, to an output,
-or to a block of outputs and inputs. The tensors decide which matrices are quantised, not the lists and patterns of
+or to a block of outputs and inputs. Matrices of experts that are stored together, `[E, out, in]`, have scales with one more axis, or one
+for each expert (Mistral Small 4). The tensors decide which matrices are quantised, not the lists and patterns of
 `quantization_config`. With `expert_dtype` fp4 (DeepSeek-V4) the experts are MXFP4: I8 `[out, in / 2]` with an F8_E8M0 scale for 32 inputs.
 Then they are kept, and matrices in fp8 are dequantised.
 """
@@ -9,7 +10,7 @@ Then they are kept, and matrices in fp8 are dequantised.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -45,6 +46,8 @@ _FP4_DTYPE, _FP4_SCALES = "I8", ("F8_E8M0", "U8")
 _SCALE_SUFFIXES: Final = ("_scale", "_scale_inv")
 _UNUSED: Final = frozenset({"input_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale"})
 """Static scales of activations, which are scaled token by token. Scales of the KV cache that are used were taken before."""
+_UNUSED_OF_EXPERTS: Final = ("_proj_input_scale", "_proj_activation_scale")
+"""Ends of the names of such scales beside matrices of experts that are stored together."""
 _DEFAULT_BLOCK: Final = (128, 128)
 _ADA: Final = (8, 9)
 """Compute capability of the first CUDA devices with arithmetic for 8-bit floats."""
@@ -93,10 +96,10 @@ class _Scheme(NamedTuple):
 
 
 def _take_matrices(scheme: _Scheme, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
-    for name in [name for name in tensors if name.rpartition(".")[2] in _UNUSED]:
+    for name in [name for name in tensors if name.rpartition(".")[2] in _UNUSED or name.endswith(_UNUSED_OF_EXPERTS)]:
         del tensors[name]
     matrices = [info for info in tensors.values() if info.stored_dtype == _STORED_DTYPE]
-    taken = {matrix.name: _take(tensors, matrix, scheme.block) for matrix in matrices}
+    taken = {matrix.name: _take(tensors, matrix, scheme) for matrix in matrices}
     packed = [info for info in tensors.values() if scheme.has_fp4 and info.stored_dtype == _FP4_DTYPE]
     return taken | {matrix.name: _take_fp4(tensors, matrix) for matrix in packed}
 
@@ -126,24 +129,48 @@ def _read_fp4(matrix: str, scale: str, read: Read) -> Host:
     return QuantArray(mxfp4_weight_only.FORMAT, values, exponents)
 
 
-def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo, block: tuple[int, int]) -> ReadMatrix:
+def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo, scheme: _Scheme) -> ReadMatrix:
     scale = pop_scale(tensors, matrix, *_SCALE_SUFFIXES)
     num_bytes = matrix.num_stored_bytes + scale.num_stored_bytes
     tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes, is_quantized=True)
-    if has_rows(matrix, scale):
+    *experts, num_outputs, num_inputs = matrix.shape if len(matrix.shape) > 1 else (0, 0)
+    height, width = scheme.block
+    is_in_blocks = scale.shape == (*experts, -(-num_outputs // height), -(-num_inputs // width))
+    if has_rows(matrix, scale) and not (is_in_blocks and scheme.has_blocks):
         return partial(read_rows, FORMAT, matrix, scale)
-    if scale.shape != tuple(-(-size // of) for size, of in zip(matrix.shape, block, strict=False)):
+    if not is_in_blocks:
         raise CheckpointError(
             f"{scale.file}: tensor {shown(scale.name)}: expected one scale, one for each output of {matrix.shape} "
-            f"or for each block of {block}, found shape {scale.shape}"
+            f"or for each block of {scheme.block}, found shape {scale.shape}"
         )
-    return partial(_read_blocks, matrix, scale, block)
+    return partial(_StackedBlocks if experts else _read_blocks, matrix, scale, scheme.block)
 
 
 def _read_blocks(matrix: TensorInfo, scale: TensorInfo, block: tuple[int, int], read: Read) -> Host:
     """Return a stored matrix with a scale for each block."""
     scales = blocks.stored_scales(read(scale.name), block, matrix.shape)
     return QuantArray(blocks.FORMAT, read(matrix.name), scales)
+
+
+@dataclass(frozen=True, slots=True)
+class _StackedBlocks:
+    """Matrices of experts that are stored together, with a scale for each block. Scales of an expert are widened when it is read."""
+
+    matrix: TensorInfo
+    scale: TensorInfo
+    block: tuple[int, int]
+    read: Read
+
+    def __getitem__(self, expert: int) -> Host:
+        scales = blocks.stored_scales(self.read(self.scale.name)[expert], self.block, self.matrix.shape[1:])
+        return QuantArray(blocks.FORMAT, self.read(self.matrix.name)[expert], scales)
+
+    def columns(self, inputs: range, num_inputs: int) -> None:
+        """Return None: matrices are taken one by one."""
+
+    def dequantize(self) -> np.ndarray:
+        """Return `[experts, out, in]` in float32."""
+        return np.stack([self[expert].dequantize() for expert in range(self.matrix.shape[0])])
 
 
 def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
