@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jaxserve_kernels import nvfp4 as kernels
 from jaxserve_kernels.native import float4
+from safetensors.numpy import load_file
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config, ModelConfig
@@ -38,6 +39,25 @@ NAME = "model.layers.0.mlp.down_proj"
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
 CPU = Chip("cpu")
 CONFIGS: dict[Exporter, dict[str, Any]] = {"compressed-tensors": quantization(), "modelopt": MODELOPT}
+
+
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+
+
+def mixed_groups(weights: dict[str, Any]) -> dict[str, Any]:
+    """Return `quantization_config` of compressed-tensors for a checkpoint in NVFP4, and others of these weights."""
+    groups = {"group_0": {"weights": FLOATS}, "group_1": {"targets": ["re:.*self_attn.*"], "weights": weights}}
+    return quantization(format="mixed-precision", config_groups=groups)
+
+
+MIXED: dict[Exporter, dict[str, Any]] = {
+    "compressed-tensors": mixed_groups(FP8),
+    "modelopt": {
+        **MODELOPT,
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}},
+    },
+}
 
 
 def write(folder: Path, config: dict[str, Any], changes: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
@@ -178,6 +198,55 @@ def test_devices_split_dense_matrices_and_experts(
         np.testing.assert_allclose(row[-8:], expected, atol=1e-4, rtol=0)
 
 
+def in_fp8(name: str, values: np.ndarray) -> tuple[dict[str, np.ndarray | None], np.ndarray]:
+    """Return the changes to the stored tensors of a matrix that put it into fp8, and what it then means."""
+    scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(448)
+    stored = (values / scales).astype(ml_dtypes.float8_e4m3fn)
+    others = dict.fromkeys(f"{name}{end}" for end in ("_packed", "_global_scale", "_scale_2"))
+    return {**others, name: stored, f"{name}_scale": scales}, stored.astype(np.float32) * scales
+
+
+def write_plain(folder: Path, source: Path, tensors: dict[str, np.ndarray]) -> Path:
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    return folder
+
+
+@pytest.mark.parametrize("exporter", CONFIGS)
+def test_other_matrices_in_fp8_are_dequantised(tmp_path: Path, exporter: Exporter) -> None:
+    """Attention in fp8 and experts in NVFP4, as Qwen3.6-35B-A3B-NVFP4 is published."""
+    whole, changes, meant = open_model(EXPERTS), dict[str, Any](), dict[str, np.ndarray]()
+    for name in whole.tensors:
+        if ".self_attn." in name and name.endswith("_proj.weight"):
+            own, meant[name] = in_fp8(name, np.asarray(whole.read(name)).astype(np.float32))
+            changes |= own
+    expected = write_nvfp4(tmp_path, EXPERTS, MIXED[exporter], changes, exporter=exporter) | meant
+    plain, prompt = write_plain(tmp_path / "plain", EXPERTS, expected), golden_checkpoint("qwen3_moe_tiny").prompt_ids
+    kept = TinyModel(tmp_path)
+    assert kept.policy.quant.name == "nvfp4-weight-only"
+    assert set(meant) <= {f"{module}.weight" for module in kept.policy.quant.plain_matrices}
+    np.testing.assert_allclose(kept.logits(prompt), TinyModel(plain).logits(prompt), atol=2e-5, rtol=0)
+
+
+def test_experts_that_are_stored_together_are_kept(tmp_path: Path) -> None:
+    """Step 3.7 Flash is published so."""
+    golden = golden_checkpoint("step3p5_tiny")
+    stored, meant = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, tensor in load_file(golden.path / "model.safetensors").items():
+        stored[name] = meant[name] = tensor
+        if tensor.ndim == 3:
+            parts, weights = zip(*(pack(name, expert.astype(np.float32), "modelopt") for expert in tensor), strict=True)
+            stored |= {key: np.stack([part[key] for part in parts]) for key in parts[0]}
+            meant[name] = np.stack(weights)
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    config = json.loads((golden.path / "config.json").read_text()) | {"quantization_config": MODELOPT}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kept, plain = TinyModel(tmp_path), TinyModel(write_plain(tmp_path / "plain", golden.path, meant))
+    assert kept.policy.quant.name == "nvfp4-weight-only"
+    np.testing.assert_allclose(kept.logits(golden.prompt_ids), plain.logits(golden.prompt_ids), atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -212,11 +281,32 @@ def test_a_global_scale_of_zero_is_rejected(tmp_path: Path) -> None:
         (quantization(transform_config={"R1": 1}), ".transform_config is {'R1': 1}; supported: none"),
         (
             {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
-            ".quant_algo is 'NVFP4_AWQ'; supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4, W4A16_NVFP4, a checkpoint",
+            ".quant_algo is 'NVFP4_AWQ'; supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4, W4A16_NVFP4, MIXED_PRECISION, a checkpoint",
         ),
         ({**MODELOPT, "group_size": 32}, ".group_size is 32; supported: 16"),
+        (
+            {**MODELOPT, "quant_algo": "MIXED_PRECISION", "quantized_layers": {"a.b": {"quant_algo": "W4A16_AWQ"}}},
+            ".quantized_layers.'a.b'.quant_algo is 'W4A16_AWQ'; supported: NVFP4, W4A16_NVFP4, FP8",
+        ),
+        (mixed_groups({"num_bits": 4, "type": "int"}), ".config_groups.group_1.weights is"),
+        (mixed_groups({**FP8, "strategy": "group"}), ".config_groups.group_1.weights.strategy is 'group'"),
+        (
+            mixed_groups({**FP8, "strategy": "block", "block_structure": [64, 64]}),
+            ".config_groups.group_1.weights.block_structure is [64, 64]; supported: [128, 128]",
+        ),
     ],
-    ids=["group size", "zeros", "activations", "rotations", "awq", "modelopt group size"],
+    ids=[
+        "group size",
+        "zeros",
+        "activations",
+        "rotations",
+        "awq",
+        "modelopt group size",
+        "mixed awq",
+        "mixed int",
+        "mixed groups of inputs",
+        "mixed blocks",
+    ],
 )
 def test_other_kinds_are_rejected(found: dict[str, Any], expected: str) -> None:
     hf = json.loads((SOURCE / "config.json").read_text()) | {"quantization_config": found}

@@ -39,7 +39,7 @@ from jaxserve.quant.formats import _mxfp4_tensors as mxfp4
 from jaxserve.quant.formats import fp8_block_weight_only as blocks
 from jaxserve.quant.formats import mxfp4_weight_only
 from jaxserve.quant.formats._rows import RowFormat, has_rows, pop_scale, read_rows
-from jaxserve.quant.tensor import TensorInfo
+from jaxserve.quant.tensor import TensorInfo, as_floats
 
 _STORED_DTYPE: Final = "F8_E4M3"
 _FP4_DTYPE, _FP4_SCALES = "I8", ("F8_E8M0", "U8")
@@ -102,6 +102,19 @@ def _take_matrices(scheme: _Scheme, tensors: dict[str, TensorInfo]) -> dict[str,
     taken = {matrix.name: _take(tensors, matrix, scheme) for matrix in matrices}
     packed = [info for info in tensors.values() if scheme.has_fp4 and info.stored_dtype == _FP4_DTYPE]
     return taken | {matrix.name: _take_fp4(tensors, matrix) for matrix in packed}
+
+
+def take_floats(tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+    """Take matrices in fp8 as `CheckpointForm.take_matrices` does, of a checkpoint that has others in fewer bits: they are dequantised as they
+    are read."""
+    taken = _take_matrices(_Scheme(False, True, _DEFAULT_BLOCK), tensors)
+    for name in taken:
+        tensors[name] = replace(tensors[name], is_quantized=False)
+    return {name: partial(_read_floats, read_matrix) for name, read_matrix in taken.items()}
+
+
+def _read_floats(read_matrix: ReadMatrix, read: Read) -> np.ndarray:
+    return as_floats(read_matrix(read))
 
 
 def _take_fp4(tensors: dict[str, TensorInfo], matrix: TensorInfo) -> ReadMatrix:
@@ -180,6 +193,8 @@ def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
         case method if method == MODELOPT and found.get("quant_algo") in FP8_ALGORITHMS:
             scheme = _Scheme(True, False, _DEFAULT_BLOCK)
         case method if method == COMPRESSED_TENSORS and has_weights(found, "float", 8):
+            if has_weights(found, "float", 4):  # see `take_floats`
+                return None
             scheme = only_scheme(found, _read_group)
         case _:
             return None
@@ -196,6 +211,13 @@ def _read_fp8(found: Mapping[str, Any]) -> _Scheme:
     block = found.get("weight_block_size")
     size = _DEFAULT_BLOCK if block is None else _block("weight_block_size", block)
     return _Scheme(True, block is not None, size, has_fp4=experts == "fp4")
+
+
+def check_group(where: str, group: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if `take_floats` does not read this group of compressed-tensors."""
+    block = _read_group(where, group).block
+    if block != _DEFAULT_BLOCK:
+        raise unsupported(f"{where}.weights.block_structure", [*block], str([*_DEFAULT_BLOCK]))
 
 
 def _read_group(where: str, group: Mapping[str, Any]) -> _Scheme:
