@@ -133,6 +133,16 @@ def test_a_model_computes_what_its_dequantised_weights_compute(tmp_path: Path, n
     assert difference < (1e-4 if num_devices == 1 else 0.1), "two devices split 96 inputs: of these 8 bits"
 
 
+def test_rules_of_gptq_that_change_no_layout_are_served(tmp_path: Path) -> None:
+    """Qwen3.5 is published with such rules."""
+    write_int4(tmp_path, SOURCE, LAYOUTS["gptq"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    rules = {"lm_head": {}, "-:.*attn.*": {}, "+:.*mlp.*": {"bits": 4, "damp_percent": 0.1}}
+    config["quantization_config"]["dynamic"] = rules
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert loaded(tmp_path)[0] == "int4-weight-only"
+
+
 def test_a_plan_from_the_config_alone_knows_the_sizes(tmp_path: Path) -> None:
     for name in ("packed", "awq"):
         write_int4(tmp_path, SOURCE, LAYOUTS[name])
@@ -173,7 +183,8 @@ def _packed(**weights: Any) -> dict[str, Any]:
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ".checkpoint_format is 'marlin'; supported: gptq"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 48}, ".group_size is 48; supported: -1 and multiples of 32"),
         ({"quant_method": "gptq", "bits": 4, "sym": 1}, ".sym is 1; supported: True, False"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}, ".dynamic is {'-:lm_head': {}}; supported: one"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:lm_head": {"bits": 8}}}, ".dynamic '+:lm_head' is {'bits': 8}; supported: rules that leave bits"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": ["lm_head"]}, ".dynamic is ['lm_head']; supported: a table of rules"),
         ({"quant_method": "awq", "bits": 3}, ".bits is 3; supported: 4"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ".version is 'gemv'; supported: gemm"),
         ({"quant_method": "awq", "bits": 4, "zero_point": False}, ".zero_point is False; supported: True"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, INSTEAD, only_scheme, unsupported
+
+_LAYOUT_KEYS: Final = ("bits", "group_size", "sym", "desc_act")
+"""Keys of GPTQ that decide how matrices are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,7 @@ def _read_gptq(found: Mapping[str, Any]) -> Int4Layout:
     version = _expect(found, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     is_symmetric = _expect(found, "sym", (True, False), True)
     is_ordered = _expect(found, "desc_act", (True, False), False)
-    if found.get("dynamic"):
-        raise unsupported(".dynamic", found["dynamic"], "one format for all modules")
+    _check_rules(found)
     size = _group_size("group_size", found.get("group_size", -1))
     return Int4Layout(
         "gptq",
@@ -57,6 +59,20 @@ def _read_gptq(found: Mapping[str, Any]) -> Int4Layout:
         is_ordered=bool(is_ordered) and size is not None,
         zero_shift=1 if version == "gptq" else 0,
     )
+
+
+def _check_rules(found: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if `dynamic` gives some modules another layout. Rules that leave modules out (`-:`) change none: the
+    tensors tell."""
+    rules = found.get("dynamic") or {}
+    if not isinstance(rules, dict):
+        raise unsupported(".dynamic", rules, "a table of rules")
+    for pattern, changes in rules.items():
+        own = changes if isinstance(changes, dict) else {}
+        if not pattern.startswith("-:") and any(own.get(key, found.get(key)) != found.get(key) for key in _LAYOUT_KEYS):
+            raise unsupported(
+                f".dynamic {pattern!r}", changes, f"rules that leave {', '.join(_LAYOUT_KEYS)} as they are"
+            )
 
 
 def _read_awq(found: Mapping[str, Any]) -> Int4Layout:
