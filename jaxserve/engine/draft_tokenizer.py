@@ -9,14 +9,14 @@ from jaxserve.checkpoint.drafters.eagle import is_eagle_head
 from jaxserve.checkpoint.drafters.gemma4 import is_assistant
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
-from jaxserve.errors import ConfigError
+from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
 def with_draft_path(config: Config, model_path: Path) -> Config:
     """Return `config` with the local path of its draft model, if it has one.
 
-    Raises ConfigError if the draft model has another tokenizer, CheckpointError if it cannot be found.
+    Raises ConfigError if the draft model has another tokenizer, CheckpointError if it has none or cannot be found.
     """
     name = config.scheduler.speculative_model
     if name is None:
@@ -25,7 +25,13 @@ def with_draft_path(config: Config, model_path: Path) -> Config:
     drafting = replace(config, scheduler=replace(config.scheduler, speculative_model=str(path)))
     if is_eagle_head(path) or is_assistant(path):  # their tokens are numbers of the model's
         return drafting
-    different = first_difference(load_tokenizer(model_path), load_tokenizer(path))
+    try:
+        own = load_tokenizer(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"--speculative-model {name}: {error}; without a tokenizer EAGLE-3 heads and drafters of Gemma 4 are served"
+        ) from error
+    different = first_difference(load_tokenizer(model_path), own)
     if different is not None:
         raise ConfigError(
             f"--speculative-model {name}: token {different} is another one than in {model_path}; a draft model needs the "

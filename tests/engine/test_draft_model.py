@@ -19,7 +19,7 @@ from jaxserve.config import (
     SchedulerConfig,
 )
 from jaxserve.engine.draft_tokenizer import with_draft_path
-from jaxserve.errors import ConfigError
+from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.draft_model import open_draft_model, read_draft_config
 from jaxserve.executor.preparation import prepare
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
@@ -160,4 +160,10 @@ def test_a_draft_model_needs_the_same_tokenizer(tmp_path: Path) -> None:
     shutil.copytree(DRAFT, other)
     change_token(other, "!", '"')
     with pytest.raises(ConfigError, match=r"token 3 is another one than in .*; a draft model needs the same tokenizer"):
+        with_draft_path(settings(other), TARGET)
+    for file in other.glob("tokenizer*"):  # an EAGLE head before EAGLE-3, DFlash
+        file.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"no tokenizer\.json.*; without a tokenizer EAGLE-3 heads and drafters of"
+    ):
         with_draft_path(settings(other), TARGET)

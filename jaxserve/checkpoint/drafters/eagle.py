@@ -26,9 +26,8 @@ from jaxserve.checkpoint.renamed import architecture, renamed
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.predictor import EagleConfig, TappedNorm
 
-_ARCHITECTURES: Final = frozenset(
-    {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}
-)
+_NAMED: Final = "Eagle3"
+"""Start or end of the names of heads' classes: Eagle3Speculator, Eagle3Qwen3vlForCausalLM, LlamaForCausalLMEagle3."""
 _LAYERS: Final = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Family of the head's layer by its `model_type`."""
 _NOT_OF_LAYER: Final = ("bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "tie_word_embeddings")
@@ -45,8 +44,10 @@ def is_eagle_head(path: Path) -> bool:
 
 def _is_eagle(config: Mapping[str, Any]) -> bool:
     name = architecture(config) or ""
-    return name in _ARCHITECTURES or any(
-        config.get(key) is not None for key in ("speculators_model_type", "draft_vocab_size")
+    return (
+        name.startswith(_NAMED)
+        or name.endswith(_NAMED)
+        or any(config.get(key) is not None for key in ("speculators_model_type", "draft_vocab_size"))
     )
 
 
