@@ -233,6 +233,8 @@ class GGUFArchitecture:
     """Keys that may hold yarn's `attention_factor`; in other families they must be 1 or absent."""
     config: Callable[[GGUFKeys, Mapping[str, Any]], dict[str, Any]] = no_window
     """Return the keys of `config.json` that the family adds to, or replaces in, those common to all files."""
+    lacks_blocks: bool = False
+    """True if a layer that `varies_by_layer` may lack attention or its feed-forward block: its heads or its width are 0."""
 
     def hf_name(self, gguf_name: str, num_layers: int, *, has_experts: bool = False) -> str | None:
         """Return the Hugging Face name of a GGUF tensor; None if a decoder with that many layers has no such tensor.

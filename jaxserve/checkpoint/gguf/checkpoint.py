@@ -103,7 +103,7 @@ def open_gguf_checkpoint(path: Path, families: Collection[Family], mmproj: Mmpro
         generation_config=generation_config(file, config),
         tensors={name: _info(file, name, stored_name) for name, stored_name in stored_names.items()},
         stored_names=stored_names,
-        permuted_heads=_permuted_heads(file, stored_names, config) if architecture.is_rope_permuted else {},
+        permuted_heads=_permuted_heads(file, stored_names, config, architecture),
         norm_offset=architecture.norm_offset,
     )
 
@@ -114,14 +114,22 @@ def _mtp_blocks(file: GGUFFile, architecture: GGUFArchitecture, config: Mapping[
     return tuple(f"blk.{block}." for block in blocks)
 
 
-def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dict[str, Any]) -> dict[str, int]:
+def _permuted_heads(
+    file: GGUFFile, stored_names: Mapping[str, str], config: dict[str, Any], architecture: GGUFArchitecture
+) -> dict[str, int]:
+    """Return the heads of tensors whose rows are reordered, by Hugging Face name: as many as they have, if layers differ."""
+    if not architecture.is_rope_permuted:
+        return {}
     heads_by_projection = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     permuted = {}
     for name, stored_name in stored_names.items():
         num_heads = heads_by_projection.get(name.split(".")[-2])
         if num_heads is None:
             continue
-        expected, found = num_heads * config["head_dim"], file.tensors[stored_name].shape[0]
+        found = file.tensors[stored_name].shape[0]
+        if architecture.varies_by_layer:
+            num_heads = max(found // config["head_dim"], 1)
+        expected = num_heads * config["head_dim"]
         if found != expected:
             raise CheckpointError(
                 f"{file.path}: tensor {shown(stored_name)}: expected {expected} rows "

@@ -162,10 +162,12 @@ def _num_layers(keys: GGUFKeys) -> int:
 
 def _of_all_layers(keys: GGUFKeys, key: str, architecture: GGUFArchitecture, default: int | None = None) -> int:
     """Return a number, here of heads, of KV heads or of the width of feed-forward blocks, which all layers share that have any; that of the
-    first layer if they may differ."""
+    first layer that has any if they may differ."""
     counts = keys.get(key)
     if architecture.varies_by_layer and isinstance(counts, list):
-        return by_layer(keys, key, _num_layers(keys))[0]
+        minimum = 0 if architecture.lacks_blocks else 1
+        each = by_layer(keys, key, _num_layers(keys), minimum=minimum)
+        return next(filter(None, each), None) or keys.fail(key, "more than 0 in a layer", counts)
     if not architecture.has_mixers or not isinstance(counts, list):
         return keys.integer(key, default)
     num_layers = _num_layers(keys)

@@ -41,14 +41,14 @@ _UNROTATED: Final = 1e20
 """Divisors of frequencies from here on leave a pair as it is: converters write 1e30."""
 
 
-def by_layer(keys: GGUFKeys, key: str, num_layers: int) -> list[int]:
-    """Return a number for each layer; the file has a list of them or one for all."""
+def by_layer(keys: GGUFKeys, key: str, num_layers: int, *, minimum: int = 1) -> list[int]:
+    """Return a number for each layer, at least `minimum`; the file has a list of them or one for all."""
     values = keys.get(key)
     if not isinstance(values, list):
         return [keys.integer(key)] * num_layers
     values = values[:num_layers]  # without those of multi-token-prediction layers
-    if len(values) != num_layers or any(type(value) is not int or value < 1 for value in values):
-        keys.fail(key, f"a number from 1 on for each of the {num_layers} layers", values)
+    if len(values) != num_layers or any(type(value) is not int or value < minimum for value in values):
+        keys.fail(key, f"a number from {minimum} on for each of the {num_layers} layers", values)
     return values
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import HEADS, KV_HEADS, GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.per_layer import by_layer
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_HEADS, MAX_WIDTH, build, num_layers
 from jaxserve.models.families._keys import Keys
@@ -18,6 +20,7 @@ DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=F
 _BLOCKS: Final = "block_configs"
 _MULTIPLE: Final = 256
 """Widths of feed-forward blocks are multiples of this number."""
+_GGUF_WIDTH: Final = "feed_forward_length"
 _POSITIONS: Final = "position_embedding_type"
 _ADJACENT: Final = ("mistral_yarn", "rope_llama4")
 """Kinds of positions that rotate adjacent numbers."""
@@ -131,4 +134,29 @@ def _names(hf: Mapping[str, Any]) -> Mapping[str, str]:
     return {f"layers.{old}.{part}": f"layers.{new}.{part}" for old, new in moved.items() for part in parts}
 
 
-FAMILY = Family(("DeciLMForCausalLM",), decoder_config, config_renames=_names)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the blocks of each layer. A layer that has query heads alone has a matrix in the place of attention, which is not computed."""
+    lists = (by_layer(keys, key, config["num_hidden_layers"], minimum=0) for key in (HEADS, KV_HEADS, _GGUF_WIDTH))
+    blocks, num_heads = list[dict[str, Any]](), config["num_attention_heads"]
+    for heads, kv_heads, width in zip(*lists, strict=True):
+        if heads != (num_heads if kv_heads else 0) or (kv_heads and heads % kv_heads):
+            keys.fail(KV_HEADS, f"divisors of {num_heads} beside {num_heads} query heads, or 0 beside 0", kv_heads)
+        attention = {"no_op": not kv_heads, "n_heads_in_group": num_heads // kv_heads if kv_heads else None}
+        blocks.append({"attention": attention, "ffn": {"no_op": not width, "intermediate_size": width or None}})
+    return {**no_window(keys, config), _BLOCKS: blocks}
+
+
+FAMILY = Family(
+    ("DeciLMForCausalLM",),
+    decoder_config,
+    config_renames=_names,
+    gguf=GGUFArchitecture(
+        "deci",
+        is_rope_permuted=True,
+        has_bias_flags=True,
+        varies_by_layer=True,
+        lacks_blocks=True,
+        renames=_names,
+        config=_gguf_config,
+    ),
+)

@@ -362,6 +362,31 @@ def minicpm_keys(hf: Config) -> dict[str, Any]:
     }
 
 
+def nas_keys(hf: Config) -> dict[str, Any]:
+    """Return heads and widths by layer, 0 for blocks that a layer lacks."""
+    heads, kv_heads, widths = [], [], []
+    for block in hf["block_configs"]:
+        group, multiple = block["attention"]["n_heads_in_group"], block["ffn"]["ffn_mult"]
+        heads.append(hf["num_attention_heads"] if group else 0)
+        kv_heads.append(hf["num_attention_heads"] // group if group else 0)
+        width = block["ffn"].get("intermediate_size") or 0
+        widths.append(-(-int(2 * multiple * hf["hidden_size"] / 3) // 256) * 256 if multiple else width)
+    return {
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "feed_forward_length": widths,
+        "attention.key_length": head_dim(hf),
+        "attention.value_length": head_dim(hf),
+        "rope.dimension_count": head_dim(hf),
+    }
+
+
+def permuted_by_layer(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    """Return a tensor with the rows of queries and keys in pairs, by as many heads as it has."""
+    is_rotated = name.split(".")[-2] in ("q_proj", "k_proj")
+    return as_llama_cpp_stores(tensor, len(tensor) // head_dim(hf)) if is_rotated else tensor
+
+
 def exaone_keys(hf: Config) -> dict[str, Any]:
     return {
         "block_count": hf["num_layers"],
@@ -794,6 +819,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
     "BambaForCausalLM": Conversion(gguf.MODEL_ARCH.GRANITE_HYBRID, bamba_keys, as_mamba_is_stored),
     "BailingMoeForCausalLM": Conversion(gguf.MODEL_ARCH.BAILINGMOE, ling_keys, permuted, prepare=with_split_qkv),
     "BailingMoeV2ForCausalLM": Conversion(gguf.MODEL_ARCH.BAILINGMOE2, ling_keys),
+    "DeciLMForCausalLM": Conversion(gguf.MODEL_ARCH.DECI, nas_keys, permuted_by_layer, factors=llama3_divisors),
     "ExaoneForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE, exaone_keys, factors=llama3_divisors),
     "InternLM2ForCausalLM": Conversion(gguf.MODEL_ARCH.INTERNLM2, change=permuted, prepare=with_split_qkv),
     "MiniCPMForCausalLM": Conversion(gguf.MODEL_ARCH.MINICPM, minicpm_keys, permuted),

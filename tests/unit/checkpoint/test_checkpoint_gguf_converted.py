@@ -77,6 +77,7 @@ IN_A_FILE: dict[str, dict[str, Any]] = {
     "bailing_moe_tiny": {"sliding_window": None},
     "exaone_tiny": {"rope_scaling": LLAMA3},
     "internlm2_tiny": {"rope_scaling": None},
+    "nemotron_nas_tiny": {"rope_scaling": LLAMA3},
     "minicpm_tiny": {"sparse_config": None, "scale_depth": 0.5**0.5},
     "minicpm3_tiny": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
 }
@@ -145,6 +146,7 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
         "exaone_tiny",
         "internlm2_tiny",
         "minicpm_tiny",
+        "nemotron_nas_tiny",
         "internlm3_tiny",
         "iquestcoder_tiny",
         "gemma4_tiny",
@@ -238,6 +240,27 @@ def test_chatglm_may_have_queries_keys_and_values_as_one(tmp_path: Path, monkeyp
     assert found.tensors.keys() == expected.tensors.keys()
     for tensor in found.tensors:
         np.testing.assert_array_equal(found.read(tensor), expected.read(tensor), err_msg=tensor)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"attention__head_count": [4, 4, 0, 4, 4]},
+            "expected divisors of 4 beside 4 query heads, or 0 beside 0, found 0",
+        ),
+        ({"attention__head_count_kv": [2, 0, 0, 3, 4]}, "expected divisors of 4 beside 4 query heads"),
+        ({"feed_forward_length": [0] * 5}, "'deci.feed_forward_length': expected more than 0 in a layer"),
+        ({"feed_forward_length": [256, -1, 0, 0, 40]}, "expected a number from 0 on for each of the 5 layers"),
+    ],
+)
+def test_blocks_of_llama_nemotron_that_are_not_computed_are_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    """A layer with query heads alone has a matrix in the place of attention."""
+    folder, hf = in_a_file("nemotron_nas_tiny")
+    with pytest.raises(CheckpointError, match=message):
+        open_model(converted(tmp_path / "a.gguf", folder, hf, **keys))
 
 
 def test_divisors_of_gemma_3n_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
