@@ -156,7 +156,8 @@ def test_a_row_of_a_matmul_does_not_depend_on_the_others(inputs: int, dtype: str
     x, weight = jnp.asarray(_normal(1, 1100, inputs)), jnp.asarray(_normal(2, 123, inputs))
     stored, scales = quantize_rows(weight) if dtype.startswith("int8") else (weight.astype(dtype), None)
     together = matmul(x, stored, scales, dynamic=dynamic, backend=backend)
-    for rows in ([0], [5, 6], list(range(40, 57)), list(range(7, 80)), list(range(100, 230)), list(range(1090, 1100))):
+    few = [list(range(20, 20 + count)) for count in (1, 2, 3, 4)]  # each is read by a loop of its own
+    for rows in (*few, list(range(40, 57)), list(range(7, 80)), list(range(100, 230)), list(range(1090, 1100))):
         alone = matmul(x[np.array(rows)], stored, scales, dynamic=dynamic, backend=backend)
         np.testing.assert_array_equal(alone, together[np.array(rows)])
 

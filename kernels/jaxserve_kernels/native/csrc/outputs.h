@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 #include <vector>
 
 #include "panels.h"
@@ -26,10 +27,15 @@ namespace ffi = xla::ffi;
 
 constexpr int kTileRows = kRegisters == 32 ? 6 : 3;
 constexpr int kTileOutputs = 4;
+constexpr int kStreams = kRegisters == 32 ? 1 : 4;  // of weights, for one row: with few registers a sum waits for itself
 constexpr int64_t kGroupBytes = 128 << 10;  // of weights that all rows meet before the next ones: they fit the second cache
 constexpr int64_t kSlowTiles = 8;          // of rows, whose arithmetic takes much longer than their weights
 constexpr int64_t kTaskOutputs = 32;       // outputs of a task: a multiple of this
 constexpr int64_t kFetchBytes = 24 << 10;  // further ahead than the memory's latency, well within the second cache
+
+// Rows up to which weights are read as streams.
+template <typename P>
+constexpr int kStreamRows = kStreams == 1 || std::is_same_v<P, Int8> ? 1 : std::is_same_v<typename P::Sum, Ints> ? 2 : 4;
 
 template <typename P>
 FourFloats finish(const Product<P>&, int64_t, const Floats (&sums)[kTileOutputs]) {
@@ -140,12 +146,43 @@ void many_row_outputs(const Product<P>& product, int64_t begin, int64_t end) {
   }
 }
 
+// Multiplies `Rows` rows as one stream of weights for each of `Streams` runs of outputs, which the memory serves side by side.
+template <typename P, int Rows, int Streams>
+void stream_outputs(const Product<P>& product, int64_t begin, int64_t end) {
+  const int64_t k = product.k, run = (end - begin) / Streams;
+  for (int64_t out = begin; out < begin + run; ++out) {
+    const auto* w = product.w + out * k;
+    typename P::Sum sums[Streams][Rows] = {};
+    for (int64_t i = 0; i < k; i += P::kStep) {
+      typename P::Sum inputs[Rows];
+      for (int r = 0; r < Rows; ++r) inputs[r] = in_register(P::inputs(product.x + r * k + i));
+      for (int s = 0; s < Streams; ++s) {
+        const typename P::Sum weights = P::weights(w + s * run * k + i);
+        for (int r = 0; r < Rows; ++r) P::add(sums[s][r], inputs[r], weights);
+      }
+    }
+    for (int s = 0; s < Streams; ++s) {
+      for (int r = 0; r < Rows; ++r) {
+        const typename P::Sum one[1] = {sums[s][r]};
+        store_sums(product, r, out + s * run, finish(product, r, one));
+      }
+    }
+  }
+  for (int64_t out = begin + run * Streams; out < end; ++out) tile<P, Rows, 1, 0>(product, 0, out, 0);
+}
+
 template <typename P>
 void outputs(const Product<P>& product, int64_t begin, int64_t end) {
+  if (product.m == 1) return stream_outputs<P, 1, kStreams>(product, begin, end);  // only the memory's speed counts
+  if constexpr (kStreamRows<P> >= 2) {
+    if (product.m == 2) return stream_outputs<P, 2, kStreams>(product, begin, end);
+  }
+  if constexpr (kStreamRows<P> >= 4) {
+    if (product.m == 3) return stream_outputs<P, 3, kStreams>(product, begin, end);
+    if (product.m == 4) return stream_outputs<P, 4, kStreams / 2>(product, begin, end);
+  }
   const int64_t whole = begin + (end - begin) / kTileOutputs * kTileOutputs;
-  if (product.m == 1) {  // only the memory's speed counts: one plain stream of weights is what it serves best
-    for (int64_t out = begin; out < end; ++out) tile<P, 1, 1, 0>(product, 0, out, 0);
-  } else if (product.m <= kTileRows) {
+  if (product.m <= kTileRows) {
     few_row_outputs(product, begin, end);
   } else {
     if (product.m < 2 * kTileRows) {
