@@ -1,10 +1,11 @@
 // Matmuls on the vector unit, and where they are asked for on the matrix unit: y[M, N] = x[M, K] * w[N, K]^T.
 //
-// Both operands are read along K, so weights stay as checkpoints have them. A tile of kTileRows x kTileOutputs
-// sums is held in registers. Of few rows a tile's weights, converted as they are loaded, stay in the first cache while all rows
-// pass by; of many, a tile's rows stay there while the weights of a group of outputs pass by, out of the second cache. Weights
-// to come are fetched meanwhile, line after line, into the second cache: the first holds no more, and has fewer misses
-// under way than the memory can serve. With so many rows that it pays, float operands are packed (panels.h); the bits are the same.
+// Both operands are read along K, so weights stay as checkpoints have them. One row, and a few more where vectors are short,
+// reads them as plain streams. Otherwise a tile of kTileRows x kTileOutputs sums is held in registers. Of few rows a tile's
+// weights, converted as they are loaded, stay in the first cache while all rows pass by; of many, a tile's rows stay there while
+// the weights of a group of outputs pass by, out of the second cache. Weights to come are fetched meanwhile, line after line,
+// into the second cache: the first holds no more, and has fewer misses under way than the memory can serve. With so many rows
+// that it pays, float operands are packed (panels.h); the bits are the same.
 //
 // Where the processor has a matrix unit and it is asked for, it does all of this (tiled.h).
 //
@@ -27,7 +28,7 @@ namespace ffi = xla::ffi;
 
 constexpr int kTileRows = kRegisters == 32 ? 6 : 3;
 constexpr int kTileOutputs = 4;
-constexpr int kStreams = kRegisters == 32 ? 1 : 4;  // of weights, for one row: with few registers a sum waits for itself
+constexpr int kStreams = kRegisters == 32 ? 1 : 4;  // of weights: one sum of short vectors waits for itself, not for the memory
 constexpr int64_t kGroupBytes = 128 << 10;  // of weights that all rows meet before the next ones: they fit the second cache
 constexpr int64_t kSlowTiles = 8;          // of rows, whose arithmetic takes much longer than their weights
 constexpr int64_t kTaskOutputs = 32;       // outputs of a task: a multiple of this

@@ -113,23 +113,6 @@ inline Floats multiply_add(Floats sum, Floats a, Floats b) {
 
 inline Floats broadcast(float x) { return x - Floats{}; }
 
-// For each lane a lane of `a`, or with kLanes added one of `b`.
-inline Floats picked(Floats a, Floats b, Ints lanes) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Floats>(_mm512_permutex2var_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512i>(lanes),
-                                                         reinterpret_cast<__m512>(b)));
-#elif defined(__aarch64__)
-  const uint8x16x2_t bytes = {reinterpret_cast<uint8x16_t>(a), reinterpret_cast<uint8x16_t>(b)};
-  return reinterpret_cast<Floats>(vqtbl2q_u8(bytes, reinterpret_cast<uint8x16_t>(lanes * 0x04040404 + 0x03020100)));
-#else
-  const auto index = reinterpret_cast<__m256i>(lanes);
-  const auto of_a = _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(a), index);
-  const auto of_b = _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(b), index);
-  const auto is_b = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // the bit of kLanes becomes the sign
-  return reinterpret_cast<Floats>(_mm256_blendv_ps(of_a, of_b, is_b));
-#endif
-}
-
 // The sums of four vectors: within groups of four lanes first, then over the groups.
 inline FourFloats sums_of_four(Floats a, Floats b, Floats c, Floats d) {
 #if defined(__aarch64__)
