@@ -13,8 +13,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from jaxserve.checkpoint.drafters.eagle import eagle_config, with_head_names
-from jaxserve.checkpoint.drafters.gemma4 import assistant_config
+from jaxserve.checkpoint.drafters.form import DrafterForm
 from jaxserve.checkpoint.drafters.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import INDEX_FILE, MODEL_OPTIMIZER, read_config, read_object
@@ -97,26 +96,15 @@ def open_mtp_layer(directory: Path, families: Collection[Family]) -> Checkpoint:
     return _with_single_matrices(_with_family_names(as_first_layer(stored, num_layers, families), family), family)
 
 
-def open_eagle_head(directory: Path, families: Collection[Family]) -> Checkpoint:
-    """Open an EAGLE-3 head as a decoder of one layer (`checkpoint.drafters.eagle`). Raises CheckpointError in one line."""
+def open_drafter(directory: Path, form: DrafterForm, families: Collection[Family]) -> Checkpoint:
+    """Open a drafter of this form as a decoder with its layers. Raises CheckpointError in one line."""
     whole = _open_stored(directory, families)
     try:
-        own, head = eagle_config(whole.config)
+        own, inputs = form.read(whole.config)
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
-    named = with_head_names(replace(whole, config=own, generation_config={}), head, own["vocab_size"])
+    named = form.with_names(replace(whole, config=own, generation_config={}), inputs)
     return _with_single_matrices(_with_quantized_matrices(named), _find_family(own, families))
-
-
-def open_assistant(directory: Path, families: Collection[Family]) -> Checkpoint:
-    """Open a drafter of Gemma 4 as a decoder (`checkpoint.drafters.gemma4`). Raises CheckpointError in one line."""
-    whole = _open_stored(directory, families)
-    try:
-        own, _ = assistant_config(whole.config)
-    except CheckpointError as error:
-        raise CheckpointError(f"{directory}: {error}") from error
-    quantized = _with_quantized_matrices(replace(whole, config=own, generation_config={}))
-    return _with_single_matrices(quantized, _find_family(own, families))
 
 
 def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCheckpoint:

@@ -47,7 +47,7 @@ class SchedulerConfig:
     )
     speculative_model: str | None = option(
         None,
-        help="smaller model with the same tokenizer, EAGLE-3 head of the model or drafter of a Gemma 4, that drafts: directory, GGUF file or hub id (default: none)",
+        help="smaller model with the same tokenizer, EAGLE-3 head or DFlash drafter of the model, or drafter of a Gemma 4, that drafts: directory, GGUF file or hub id (default: none)",
     )
 
     def __post_init__(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from jaxserve.checkpoint.drafters.eagle import is_eagle_head
-from jaxserve.checkpoint.drafters.gemma4 import is_assistant
+from jaxserve.checkpoint.drafters.form import drafter_form
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, ConfigError
@@ -23,13 +22,13 @@ def with_draft_path(config: Config, model_path: Path) -> Config:
         return config
     path = resolve(name, progress=False, needs_tokenizer=False)
     drafting = replace(config, scheduler=replace(config.scheduler, speculative_model=str(path)))
-    if is_eagle_head(path) or is_assistant(path):  # their tokens are numbers of the model's
+    if drafter_form(path) is not None:  # its tokens are numbers of the model's
         return drafting
     try:
         own = load_tokenizer(path)
     except CheckpointError as error:
         raise CheckpointError(
-            f"--speculative-model {name}: {error}; without a tokenizer EAGLE-3 heads and drafters of Gemma 4 are served"
+            f"--speculative-model {name}: {error}; without a tokenizer EAGLE-3 heads, DFlash drafters and drafters of Gemma 4 are served"
         ) from error
     different = first_difference(load_tokenizer(model_path), own)
     if different is not None:

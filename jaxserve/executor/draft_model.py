@@ -1,5 +1,5 @@
-"""The draft model, EAGLE-3 head or drafter of Gemma 4 of `--speculative-model`, or the multi-token-prediction layer of the model: its
-checkpoint, and its parameters."""
+"""The draft model of `--speculative-model`, or a drafter that is no model (`checkpoint.drafters.form`), or the multi-token-prediction layer
+of the model: its checkpoint, and its parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Final
 
 import jax
 
-from jaxserve.checkpoint.drafters.eagle import is_eagle_head
-from jaxserve.checkpoint.drafters.gemma4 import is_assistant
+from jaxserve.checkpoint.drafters.form import drafter_form
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
@@ -18,7 +17,7 @@ from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.preparation import Preparation, resolve_task
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models.registry import model_of, open_model, read_assistant, read_draft, read_eagle_head, read_mtp_layer
+from jaxserve.models.registry import model_of, open_model, read_draft, read_drafter, read_mtp_layer
 from jaxserve.runner.speculation.model import draft_source
 from jaxserve.weights.loader import check_tensors, load_params
 
@@ -28,7 +27,7 @@ FREE: Final = frozenset({"eos_token_ids", "bos_token_id", "max_position", "store
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """The checkpoint of an engine's draft model, EAGLE-3 head, MTP layer or drafter of Gemma 4; empty for an engine without one."""
+    """The checkpoint of what drafts in an engine; empty for an engine in which nothing does."""
 
     checkpoint: Checkpoint | None = None
     decoder: DecoderConfig | None = None
@@ -67,7 +66,7 @@ class DraftCheckpoint:
 
 
 def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path: Path) -> DraftCheckpoint:
-    """Open the draft model, EAGLE-3 head, MTP layer or drafter of Gemma 4 for `model`, whose checkpoint is at `path`. Raises StartupError in one line."""
+    """Open what drafts for `model`, whose checkpoint is at `path`. Raises StartupError in one line."""
     name = draft_source(config)
     if name is None:
         return DraftCheckpoint()
@@ -77,11 +76,8 @@ def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path:
         layer, checkpoint = read_mtp_layer(path)
         return DraftCheckpoint(checkpoint, layer, is_mtp=True)
     source = resolve(name, progress=False, needs_tokenizer=False)
-    if is_eagle_head(source):
-        head, checkpoint = read_eagle_head(source)
-        return DraftCheckpoint(checkpoint, head)
-    if is_assistant(source):
-        drafter, checkpoint = read_assistant(source)
+    if drafter_form(source) is not None:
+        drafter, checkpoint = read_drafter(source)
         return DraftCheckpoint(checkpoint, drafter)
     checkpoint = open_model(source)
     decoder = model_of(checkpoint)
@@ -91,7 +87,7 @@ def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path:
 
 
 def read_draft_config(config: Config, path: Path) -> DecoderConfig | None:
-    """Return the config of the draft model, EAGLE-3 head or drafter of Gemma 4, or of the MTP layer of the model at `path`, of which no weights are needed; None
+    """Return the config of the draft model or drafter, or of the MTP layer of the model at `path`, of which no weights are needed; None
     without one. Raises StartupError."""
     name = draft_source(config)
     if config.scheduler.speculative_method == "mtp":

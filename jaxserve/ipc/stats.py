@@ -52,7 +52,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     spec_decode_num_drafts: Annotated[int, MetricSpec("counter", "Drafts: guesses at a request's next tokens.")] = 0
     spec_decode_num_draft_tokens: Annotated[int, MetricSpec("counter", "Tokens of drafts.")] = 0
     spec_decode_num_accepted_tokens: Annotated[int, MetricSpec("counter", "Tokens of drafts that were right.")] = 0
-    spec_decode_is_on: Annotated[int, MetricSpec("gauge", "1 while steps with drafts of the draft model, EAGLE-3 head, MTP layer or drafter of Gemma 4, or of prompt lookup for a model with recurrent states, yield more tokens a second than steps without, as measured; 0 while they do not, and in other engines.")] = 0
+    spec_decode_is_on: Annotated[int, MetricSpec("gauge", "1 while steps with drafts of the draft model, EAGLE-3 head, MTP layer, DFlash drafter or drafter of Gemma 4, or of prompt lookup for a model with recurrent states, yield more tokens a second than steps without, as measured; 0 while they do not, and in other engines.")] = 0
     iteration_tokens_total: Annotated[list[int], MetricSpec("histogram", "Tokens computed per engine step.", (), _STEP_TOKENS)] = []
     compilations: Annotated[dict[str, int], MetricSpec("counter", "Programs compiled; phase `serving` stays 0.", ("phase",), is_total=True)] = {}
     late_programs: Annotated[int, MetricSpec("gauge", "Programs that are still loaded or compiled beside requests after the start; larger ones do their steps meanwhile.")] = 0

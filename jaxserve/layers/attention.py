@@ -13,7 +13,7 @@ from flax import nnx
 from jaxserve_kernels import block_sparse_attention
 from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.kv_write import KVScales
-from jaxserve_kernels.paged_attention import Paging, Ragged, Scoring, ShardAxes, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, Ragged, Scoring, ShardAxes, write, write_and_attend
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Bool, Float, Int
@@ -143,7 +143,8 @@ class Attention(nnx.Module):
         vision = config.vision
         self.is_causal = (
             vision is not None and vision.bidirectional_layers == "sliding" and layer.sliding_window is None
-        )
+        ) or (config.dflash is not None and config.dflash.is_causal(layer.sliding_window))
+        self.has_short_rows = config.dflash is not None
         self.out_scale, self.clip = config.attention_out_scale, config.qkv_clip
         self.shape = (n, k, h)
         self.value_dim, self.value_scale = v, config.value_scale
@@ -154,28 +155,9 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "T I"], cache: Cache, places: LayerPlaces, step: StepContext
     ) -> tuple[Float[Array, "T D"], Cache]:
-        place = places.paged
-        assert place is not None, "attention has keys and values"
-        pool = cache[place.group]
-        assert isinstance(pool, KVPool), "a full or sliding group"
-        n, k, h = self.shape
-        query, *stored = self.qkv_proj(x, step.tokens)
-        if self.clip is not None:
-            query, *stored = (jnp.clip(each, -self.clip, self.clip) for each in (query, *stored))
-        gate = None
-        if self.output_gate == "queries":
-            query, gate = jnp.split(query.reshape(-1, n, 2 * h), 2, -1)
-        elif self.output_gate != "none":
-            gate = stored.pop().reshape(len(x), n, -1)  # (T, N, H), or (T, N, 1)
-        query, stored, rotation = self._positioned(query, stored, step)
-        # Without keys and values of its own only their shape counts: the pages hold what another layer wrote.
-        key, value = stored or [jnp.zeros((len(x), k, h), x.dtype)] * 2
-        if self.value_eps is not None:
-            value = normalized(value, self.value_eps, is_alike=self.is_alike).astype(value.dtype)
-        if self.value_scale != 1:
-            value = value * self.value_scale
-        if stored and self.value_dim < h:
-            value = jnp.pad(value, ((0, 0), (0, 0), (0, h - self.value_dim)))
+        place, pool = _pool(cache, places)
+        n = self.shape[0]
+        query, key, value, gate, rotation = self._projected(x, step)
         if step.texts is not None:
             with jax.named_scope("text_attention"):
                 attended, pages = self._attend_texts(query, key, value, rotation, step.texts), [*pool]
@@ -197,6 +179,7 @@ class Attention(nnx.Module):
                     backend=self.backend,
                     shards=self.shards,
                     is_written=self.layer.kv_source is not None,
+                    has_short_rows=self.has_short_rows,
                 )  # (T, N, H)
         attended = attended[..., : self.value_dim]
         if gate is not None:
@@ -206,6 +189,56 @@ class Attention(nnx.Module):
             attended = self.attn_sub_norm(attended)
         out = self.o_proj(attended, step.tokens)
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
+
+    def store(self, x: Float[Array, "T I"], cache: Cache, places: LayerPlaces, step: StepContext) -> Cache:
+        """Return the cache with the keys and values of tokens; nothing attends to them in this call."""
+        place, pool = _pool(cache, places)
+        _, key, value, _, rotation = self._projected(x, step)
+        with jax.named_scope("kv_write"):
+            pages = write(
+                key,
+                value,
+                *pool,
+                jnp.int32(place.index),
+                step.paging(place),
+                num_heads=self.shape[0],
+                scoring=self.scoring,
+                rotation=rotation,
+                scales=self.kv_scales,
+                backend=self.backend,
+                shards=self.shards,
+            )
+        return with_group(cache, place, KVPool(*pages))
+
+    def _projected(
+        self, x: Float[Array, "T I"], step: StepContext
+    ) -> tuple[
+        Float[Array, "T N H"],
+        Float[Array, "T K H"],
+        Float[Array, "T K H"],
+        Float[Array, "T N G"] | None,
+        Rotation | None,
+    ]:
+        """Return queries, keys, values, gates if there are any, and the rotation that the kernel applies."""
+        n, k, h = self.shape
+        query, *stored = self.qkv_proj(x, step.tokens)
+        if self.clip is not None:
+            query, *stored = (jnp.clip(each, -self.clip, self.clip) for each in (query, *stored))
+        gate = None
+        if self.output_gate == "queries":
+            query, gate = jnp.split(query.reshape(-1, n, 2 * h), 2, -1)
+        elif self.output_gate != "none":
+            gate = stored.pop().reshape(len(x), n, -1)  # (T, N, H), or (T, N, 1)
+        query, stored, rotation = self._positioned(query, stored, step)
+        # Without keys and values of its own only their shape counts: the pages hold what another layer wrote.
+        key, value = stored or [jnp.zeros((len(x), k, h), x.dtype)] * 2
+        if self.value_eps is not None:
+            value = normalized(value, self.value_eps, is_alike=self.is_alike).astype(value.dtype)
+        if self.value_scale != 1:
+            value = value * self.value_scale
+        if stored and self.value_dim < h:
+            value = jnp.pad(value, ((0, 0), (0, 0), (0, h - self.value_dim)))
+        return query, key, value, gate, rotation
 
     def _attend_blocks(
         self,
@@ -300,6 +333,15 @@ class Attention(nnx.Module):
             heads = [normalized(x, self.unit_eps, is_alike=self.is_alike).astype(x.dtype) for x in rotated]
             rotation = None
         return heads[0], [*heads[1:], *values], rotation
+
+
+def _pool(cache: Cache, places: LayerPlaces) -> tuple[CachePlace, KVPool]:
+    """Return a layer's place among groups of keys and values, and the pool of its group."""
+    place = places.paged
+    assert place is not None, "attention has keys and values"
+    pool = cache[place.group]
+    assert isinstance(pool, KVPool), "a full or sliding group"
+    return place, pool
 
 
 def _scales_of_other(place: CachePlace, step: StepContext) -> KVScales | None:

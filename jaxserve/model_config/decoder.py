@@ -18,7 +18,7 @@ from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
 from jaxserve.model_config.hyper import HyperConfig
 from jaxserve.model_config.indexer import BlockIndexerConfig
 from jaxserve.model_config.latent import IndexerConfig, LatentConfig
-from jaxserve.model_config.predictor import EagleConfig, MTPConfig
+from jaxserve.model_config.predictor import DFlashConfig, EagleConfig, MTPConfig
 from jaxserve.model_config.recurrent import NgramConfig, RecurrentConfig
 from jaxserve.model_config.rope import QueryScaling, RopeScaling, RotaryPairs
 from jaxserve.model_config.vision import VisionConfig
@@ -233,6 +233,8 @@ class DecoderConfig:
     """True: sliding-window layers have cache groups of their own, which keep only the window's pages, if other layers keep all. False: their cache is like that of the other layers, and only attention knows the window."""
     window_margin: int = 0
     """Tokens before a window that such groups keep as well, for a drafter that attends to them."""
+    dflash: DFlashConfig | None = None
+    """The inputs of a DFlash drafter, which these are the layers of; None: this is a model."""
 
     @property
     def cache(self) -> CacheLayout:
@@ -255,10 +257,9 @@ class DecoderConfig:
             return LayerCache(stored, state, layer.kv_source, self.latent.index_cache, layer.index_source)
         is_split = splits_windows and layer.sliding_window is not None
         window = (layer.sliding_window or 0) + self.window_margin if is_split else None
-        heads, dim = self.kv_shape(layer)
         kind: Literal["full", "sliding"] = "full" if window is None else "sliding"
-        index = None if layer.blocks is None else layer.blocks.cache
-        return LayerCache(CacheGroup(kind, (), heads, dim, window), state, layer.kv_source, index)
+        own = CacheGroup(kind, (), *self.kv_shape(layer), window)
+        return LayerCache(own, state, layer.kv_source, None if layer.blocks is None else layer.blocks.cache)
 
     def kv_shape(self, layer: LayerConfig) -> tuple[int, int]:
         """Return the KV heads of a layer with attention, and their dim."""
@@ -390,8 +391,7 @@ def _layer_for_devices(layer: LayerConfig, num_heads: int, num_devices: int) -> 
 
 
 def _copies(stored: int, num_heads: int, num_devices: int) -> int:
-    is_copied = num_devices % stored == 0 and num_heads % num_devices == 0
-    return num_devices // stored if is_copied else 1
+    return num_devices // stored if num_devices % stored == 0 and num_heads % num_devices == 0 else 1
 
 
 def _mean(config: DecoderConfig, width: Callable[[int, int], int]) -> int:

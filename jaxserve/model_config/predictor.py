@@ -1,4 +1,4 @@
-"""The inputs of an EAGLE-3 head and of a multi-token-prediction (MTP) layer, beside those of their one decoder layer."""
+"""The inputs of an EAGLE-3 head, of a multi-token-prediction (MTP) layer and of a DFlash drafter, beside those of their decoder layers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 
 TappedNorm = Literal["none", "all", "each"]
 """Norm of the model's hidden states before they are projected: of all layers side by side, or of each layer's."""
+CausalLayers = Literal["none", "windows", "all"]
+"""Layers of a DFlash drafter in which a token sees those before it only: none, those with a sliding window, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,26 @@ class MTPConfig:
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """Return the layers of a model with `num_layers` layers whose inputs the layer reads."""
         return (num_layers,) if self.reads_residual else ()
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig:
+    """A DFlash drafter (arXiv 2602.06036): the hidden states that it reads, and the block of tokens that it predicts at once."""
+
+    vocab_size: int
+    """Tokens of the model. The drafter's own may be fewer."""
+    layers: tuple[int, ...]
+    """Layers of the model whose inputs the drafter reads, counted from 0."""
+    block_size: int
+    """Tokens of a block: the newest one and those that are drafted."""
+    mask_token_id: int
+    """Token of the model whose embedding stands for a token to draft."""
+    causal_layers: CausalLayers = "windows"
+    embedding_scale: float | None = None
+    """Factor on the model's table of embeddings; None: the embeddings as the model's first layer takes them."""
+    logit_softcap: float | None = None
+    """Soft cap on logits that the drafter was trained with, which must be the model's; None: the model's."""
+
+    def is_causal(self, window: int | None) -> bool:
+        """Return True for a layer in which tokens of a block see those before them only. window: of the layer."""
+        return self.causal_layers == "all" or (self.causal_layers == "windows" and window is not None)

@@ -120,8 +120,14 @@ class EagleHead(nnx.Module):
         """Return logits of the model's vocabulary for outputs of the head; tokens that the head does not have get -inf."""
         stack = self.model
         logits = self.lm_head.logits(made if self.eagle.norm_output else stack.norm(made), num_rows)
-        if stack.d2t is None:
-            return logits
-        places = jnp.arange(logits.shape[1]) + stack.d2t[...]
-        whole = jnp.full((len(logits), model.config.vocab_size), -jnp.inf, logits.dtype)
-        return whole.at[:, places].set(logits, mode="drop", unique_indices=True)
+        return logits if stack.d2t is None else in_model_vocabulary(logits, stack.d2t[...], model.config.vocab_size)
+
+
+def in_model_vocabulary(logits: Float[Array, "R W"], d2t: Int[Array, "W"], vocab_size: int) -> Float[Array, "R V"]:
+    """Return logits of a drafter's W tokens as those of the model's vocabulary; tokens that the drafter does not have get -inf.
+
+    d2t: for each token of the drafter, what its number lacks to that of the model.
+    """
+    places = jnp.arange(logits.shape[1]) + d2t
+    whole = jnp.full((len(logits), vocab_size), -jnp.inf, logits.dtype)
+    return whole.at[:, places].set(logits, mode="drop", unique_indices=True)

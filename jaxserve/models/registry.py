@@ -13,12 +13,11 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.converted import is_converted
-from jaxserve.checkpoint.drafters.eagle import eagle_config, is_eagle_head
-from jaxserve.checkpoint.drafters.gemma4 import assistant_config, is_assistant
+from jaxserve.checkpoint.drafters.form import DrafterInputs, drafter_form
 from jaxserve.checkpoint.drafters.mtp import mtp_config
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_config, read_object
-from jaxserve.checkpoint.huggingface import open_assistant, open_eagle_head, open_mtp_layer
+from jaxserve.checkpoint.huggingface import open_drafter, open_mtp_layer
 from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.open import open_checkpoint
@@ -29,6 +28,7 @@ from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.embedding_head import HeadLayer
 from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.model_config.predictor import DFlashConfig, EagleConfig
 from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
@@ -281,38 +281,37 @@ def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     return replace(layer, mtp=mtp, hyper=None), checkpoint  # it has one residual stream (GLM-5.3-Flash, Hy4)
 
 
-def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint]:
-    """Return the EAGLE-3 head at `path` as a decoder of one layer, and its checkpoint, reading what `decoder_of` reads. Raises
-    CheckpointError in one line."""
-    checkpoint = open_eagle_head(path, families())
-    return replace(decoder_of(checkpoint), eagle=eagle_config(read_config(path))[1]), checkpoint
+def read_drafter(path: Path) -> tuple[DecoderConfig, Checkpoint]:
+    """Return the drafter at `path`, which has a `drafter_form`, as a decoder with its layers, and its checkpoint, reading what
+    `decoder_of` reads. Raises CheckpointError in one line."""
+    form = drafter_form(path)
+    assert form is not None, "a drafter that is no model"
+    checkpoint = open_drafter(path, form, families())
+    return _with_inputs(decoder_of(checkpoint), form.read(read_config(path))[1]), checkpoint
 
 
-def read_assistant(path: Path) -> tuple[DecoderConfig, Checkpoint]:
-    """Return the drafter of Gemma 4 at `path` as a decoder, and its checkpoint, reading what `decoder_of` reads. Raises CheckpointError
-    in one line."""
-    checkpoint = open_assistant(path, families())
-    return _assistant(decoder_of(checkpoint), path), checkpoint
-
-
-def _assistant(decoder: DecoderConfig, path: Path) -> DecoderConfig:
-    return replace(decoder, assistant=assistant_config(read_config(path))[1], logit_softcap=None)
+def _with_inputs(decoder: DecoderConfig, inputs: DrafterInputs) -> DecoderConfig:
+    """Return the layers of a drafter with what it reads of its model."""
+    if isinstance(inputs, EagleConfig):
+        return replace(decoder, eagle=inputs)
+    if isinstance(inputs, DFlashConfig):
+        return replace(decoder, dflash=inputs)
+    return replace(decoder, assistant=inputs, logit_softcap=None)
 
 
 def read_draft(path: Path) -> DecoderConfig:
-    """Return the config of the draft model, EAGLE-3 head or drafter of Gemma 4 at `path`, which needs no weights. Raises CheckpointError
+    """Return the config of the draft model at `path`, or of a drafter that is no model, which needs no weights. Raises CheckpointError
     in one line."""
-    is_head, is_drafter = is_eagle_head(path), is_assistant(path)
-    if not is_head and not is_drafter:
+    form = drafter_form(path)
+    if form is None:
         return read_decoder(path)[0]
     if any(path.glob("*.safetensors")):
-        return (read_eagle_head if is_head else read_assistant)(path)[0]
+        return read_drafter(path)[0]
     try:
-        own, _ = (eagle_config if is_head else assistant_config)(read_config(path))
+        own, inputs = form.read(read_config(path))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    decoder = _named(path, own, {})
-    return replace(decoder, eagle=eagle_config(read_config(path))[1]) if is_head else _assistant(decoder, path)
+    return _with_inputs(_named(path, own, {}), inputs)
 
 
 def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkpoint | None]:

@@ -28,6 +28,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.assistant import Assistant
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.dflash import DFlashDrafter
 from jaxserve.models.eagle import EagleHead
 from jaxserve.models.encoder import Encoder
 from jaxserve.models.predictor import MultiTokenPredictor
@@ -208,11 +209,15 @@ class EagleSkeleton(Skeleton[DecoderConfig, EagleHead]):
     """An EAGLE-3 head without its numbers."""
 
 
+class DFlashSkeleton(Skeleton[DecoderConfig, DFlashDrafter]):
+    """A DFlash drafter without its numbers."""
+
+
 class AssistantSkeleton(Skeleton[DecoderConfig, Assistant]):
     """A drafter of Gemma 4 without its numbers."""
 
 
-DecoderSkeleton = ModelSkeleton | PredictorSkeleton | EagleSkeleton | AssistantSkeleton
+DecoderSkeleton = ModelSkeleton | PredictorSkeleton | EagleSkeleton | DFlashSkeleton | AssistantSkeleton
 AnySkeleton = DecoderSkeleton | EncoderSkeleton
 
 
@@ -239,6 +244,12 @@ def make_eagle_skeleton(config: DecoderConfig, policy: DtypePolicy) -> EagleSkel
     """Declare the EAGLE-3 head of `config`, a decoder of one layer, with its parameters as `policy` asks."""
     policy = replace(policy, rules=axis_rules(config, policy.mesh))
     return EagleSkeleton(config, policy, *_declare(lambda: EagleHead(config, policy), policy))
+
+
+def make_dflash_skeleton(config: DecoderConfig, policy: DtypePolicy) -> DFlashSkeleton:
+    """Declare the DFlash drafter of `config`, a decoder with its layers, with its parameters as `policy` asks."""
+    policy = replace(policy, rules=axis_rules(config, policy.mesh))
+    return DFlashSkeleton(config, policy, *_declare(lambda: DFlashDrafter(config, policy), policy))
 
 
 def make_assistant_skeleton(config: DecoderConfig, policy: DtypePolicy) -> AssistantSkeleton:

@@ -43,15 +43,14 @@ def step_context(skeleton: DecoderSkeleton, field: dict[str, Any], cache: Cache,
 
 
 def _ragged(skeleton: DecoderSkeleton, field: dict[str, Any], program: Program) -> tuple[Ragged | None, Ragged | None]:
-    """Return how kernels take the rows, and how those of causal layers do if other layers see images as a whole."""
+    """Return how kernels take the rows, and how those of causal layers do if tokens in other layers see later ones."""
     if program.kind != "mixed":
         return None, None
-    backend, vision = skeleton.policy.attention_backend, skeleton.config.vision
+    backend = skeleton.policy.attention_backend
     rows = partial(ragged_layout, field["query_starts"], field["num_decode_rows"], num_tokens=program.num_tokens)
-    if not program.sees_whole_images:
+    if "key_ends" not in field:
         return rows(backend=backend), None
-    has_causal = vision is not None and vision.bidirectional_layers == "sliding"
-    return rows(backend="reference"), rows(backend=backend) if has_causal else None
+    return rows(backend="reference"), rows(backend=backend)
 
 
 def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool[Array, "T A"] | None:

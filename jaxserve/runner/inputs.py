@@ -355,8 +355,8 @@ def dummy_plan(program: Program) -> StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A model, a multi-token-prediction layer of the model itself, an EAGLE-3 head or a drafter of Gemma 4, that drafts `num_drafts` tokens for every
-    row of a speculative step."""
+    """A model, a multi-token-prediction layer of the model itself, an EAGLE-3 head, a DFlash drafter or a drafter of Gemma 4, that drafts
+    `num_drafts` tokens for every row of a speculative step."""
 
     skeleton: DecoderSkeleton
     num_drafts: int

@@ -85,7 +85,7 @@ class Buckets:
     num_drafts: int = 0
     """N: the most drafted tokens of each row of a speculative step; 0: there are no such steps."""
     plans_have_drafts: bool = False
-    """True if plans bring the drafted tokens (prompt lookup); False: a draft model, EAGLE-3 head, MTP layer or drafter of Gemma 4 drafts them on the device."""
+    """True if plans bring the drafted tokens (prompt lookup); False: a draft model or another drafter drafts them on the device."""
 
     @property
     def max_speculative_rows(self) -> int:

@@ -154,7 +154,9 @@ class Speculation:
         if not _may_draft(request):
             return 0
         num_drafts = self._buckets.num_drafts
-        last = request.num_computed_tokens + 1 + 2 * num_drafts  # of a draft that follows one that was all right
+        last = (
+            request.num_computed_tokens + 2 + 2 * num_drafts
+        )  # a draft that follows one that was all right ends there
         has_pages = self._kv.extend(request.table, min(last, request.length_limit))
         return min(request.draft.max_tokens, num_drafts) if has_pages and request.draft.is_waiting else 0
 
@@ -198,5 +200,5 @@ def speculative(plan: StepPlan, requests: Sequence[Request], lengths: Sequence[i
         is_position_unread=np.array(
             [request.draft.is_waiting and request.num_unread_tokens > 0 for request in requests]
         ),
-        num_ahead=buckets.num_drafts,
+        num_ahead=1 + buckets.num_drafts,
     )

@@ -121,8 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sampling.params",
         "structured",
         "checkpoint.source",  # the path of a draft model
-        "checkpoint.drafters.eagle",  # a head has no tokenizer to compare
-        "checkpoint.drafters.gemma4",  # a drafter has the tokens of its model
+        "checkpoint.drafters.form",  # a drafter that is no model has no tokenizer to compare
         "tokenizer",  # a draft model needs the same one
     },
     "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},

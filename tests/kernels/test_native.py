@@ -32,7 +32,10 @@ pytestmark = pytest.mark.slow
 matmul = jax.jit(dense.matmul, static_argnames=("dynamic", "backend", "dtype"))
 matmuls = jax.jit(dense.matmuls, static_argnames=("dynamic", "backend", "dtype"))
 grouped_matmul = jax.jit(experts.grouped_matmul, static_argnames=("dynamic", "backend"))
-write_and_attend = jax.jit(attention.write_and_attend, static_argnames=("scoring", "backend", "shards", "is_written"))
+write_and_attend = jax.jit(
+    attention.write_and_attend, static_argnames=("scoring", "backend", "shards", "is_written", "has_short_rows")
+)
+write = jax.jit(attention.write, static_argnames=("num_heads", "scoring", "backend", "shards"))
 
 L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
 LAYER = 1
@@ -476,6 +479,29 @@ def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], 
     causal, *_ = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), step.paging, **options)
     has_later = padded[real] > np.concatenate(positions) + 1
     assert (np.abs(causal[real] - expected[real]).max((1, 2)) > 1e-3).tolist() == has_later.tolist()
+
+
+def test_tokens_of_short_rows_are_rows_of_their_own_to_kernels_that_are_causal() -> None:
+    """Each sees all keys of its row. Writing alone leaves the pools that writing and attending does."""
+    step = Step([1, 5, 9], [40, 5, 30], num_tokens=20, num_pages=3, num_rows=5)
+    ends = np.repeat([40, 5, 30], [1, 5, 9])
+    paging = step.paging._replace(key_ends=jnp.asarray(np.pad(ends, (0, 20 - step.num_real)).astype(np.int32)))
+    angles, scoring = _normal(9, 20, H // 2), Scoring(SCALE)
+    rotation = Rotation(jnp.cos(angles), jnp.sin(angles))
+    pool, native_pool = _pools(paging)
+    q, k, v = step.tokens()
+    options = {"scoring": scoring, "rotation": rotation}
+    found = {}
+    for backend, own in (("reference", pool), ("native", native_pool)):
+        whole = write_and_attend(q, k, v, *own, jnp.int32(LAYER), paging, **options, backend=backend)
+        found[backend] = whole[0][: step.num_real]
+        written = write(k, v, *own, jnp.int32(LAYER), paging, num_heads=N, **options, backend=backend)
+        for one, other in zip(written, whole[1:], strict=True):
+            np.testing.assert_array_equal(one[:, 1:], other[:, 1:])
+    short = write_and_attend(q, k, v, *pool, jnp.int32(LAYER), paging, **options, has_short_rows=True)
+    np.testing.assert_allclose(short[0][: step.num_real], found["reference"], atol=2e-5)
+    np.testing.assert_allclose(found["native"], found["reference"], atol=2e-5)
+    assert not np.asarray(short[0][step.num_real :]).any(), "padding sees nothing"
 
 
 @pytest.mark.parametrize("window", [None, 70])

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from jaxserve.config import Config, ModelConfig, SchedulerConfig
 from jaxserve.layers.cache import Cache
 from jaxserve.layers.linear import Tokens
-from jaxserve.models.registry import decoder_of, open_model, read_eagle_head
+from jaxserve.models.registry import decoder_of, open_model, read_drafter
 from jaxserve.models.skeleton import make_eagle_skeleton, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import make_policy
@@ -32,7 +32,7 @@ class EaglePair:
     def __init__(self, target: Path, path: Path, layers: tuple[int, ...] | None = None) -> None:
         """layers: tapped layers; None: those of the head."""
         config = Config(model=ModelConfig(model=str(target), dtype="float32"), scheduler=SchedulerConfig())
-        checkpoint, (head, head_checkpoint) = open_model(target), read_eagle_head(path)
+        checkpoint, (head, head_checkpoint) = open_model(target), read_drafter(path)
         decoder = decoder_of(checkpoint)
         decoder = (
             with_tapped_layers(config, decoder, head) if layers is None else replace(decoder, tapped_layers=layers)

@@ -51,7 +51,7 @@ for a small checkpoint of the family. An architecture has a row for every set of
 | TP, EP, DP | `--tensor-parallel-size`, `--expert-parallel-size`, `--data-parallel-size` ([parallelism](parallelism.md)) |
 | hosts | `--num-hosts` ([scaling](scaling.md#one-model-over-several-hosts)) |
 | LoRA | the modules that `--lora-modules` may change ([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md) |
-| drafts | `--num-speculative-tokens`, from the request, a draft model or an EAGLE-3 head, of Gemma 4 also one of its own drafters; MTP: `--speculative-method mtp` reads the layer of checkpoints that carry one ([speculation](speculation.md)) |
+| drafts | `--num-speculative-tokens`, from the request, a draft model, an EAGLE-3 head or a DFlash drafter, of Gemma 4 also one of its own drafters; MTP: `--speculative-method mtp` reads the layer of checkpoints that carry one ([speculation](speculation.md)) |
 | tiers | `--kv-offload-memory` and the like ([KV tiers](kv-tiers.md)) |
 | embed | `--task embed` ([embeddings](embeddings.md)) |
 | images | those of the multimodal models that the row names ([images](images.md)) |

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.drafters.gemma4 import is_assistant
+from jaxserve.checkpoint.drafters.form import drafter_form
 from jaxserve.config import Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.engine.draft_tokenizer import with_draft_path
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.registry import decoder_of, open_model, read_assistant, read_decoder, read_draft
+from jaxserve.models.registry import decoder_of, open_model, read_decoder, read_draft, read_drafter
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip, chip_of
 from jaxserve.runner.limits import make_policy
@@ -45,7 +45,7 @@ def settings(name: str = NAMES[0], drafter: Path | None = None, **sections: Any)
 def test_logits_are_those_of_transformers(name: str) -> None:
     """For the first token after each text and for further ones of the drafter's own output; tokens of other clusters have none."""
     golden, config, chip = assistant_golden(name), settings(name), chip_of(jax.devices()[0])
-    checkpoint, (draft, drafter_checkpoint) = open_model(golden.target), read_assistant(golden.path)
+    checkpoint, (draft, drafter_checkpoint) = open_model(golden.target), read_drafter(golden.path)
     decoder = with_drafter(config, decoder_of(checkpoint), draft)
     skeleton = make_skeleton(decoder, make_policy(config, decoder, chip))
     own, sharding = make_draft_model(config, decoder, draft, chip).skeleton, make_sharding(decoder, MeshShape())
@@ -98,11 +98,12 @@ def test_layers_read_the_last_layer_of_their_kind_with_keys() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_is_known_by_its_class_and_needs_no_tokenizer(name: str) -> None:
     golden = assistant_golden(name)
-    assert is_assistant(golden.path)
-    assert not is_assistant(golden.target)
+    form = drafter_form(golden.path)
+    assert form is not None and form.kind == "drafter of Gemma 4"
+    assert drafter_form(golden.target) is None
     assert with_draft_path(settings(name), golden.target).scheduler.speculative_model == str(golden.path)
     draft = read_draft(golden.path)
-    assert draft == read_assistant(golden.path)[0]
+    assert draft == read_drafter(golden.path)[0]
     assert draft.assistant is not None
     assert (draft.assistant.num_centroids is None) == (name == NAMES[2])
 
@@ -139,7 +140,7 @@ def test_drafters_that_are_not_served_are_refused_in_one_line(
     with pytest.raises(CheckpointError, match=message) as error:
         read_draft(path)
     shutil.copy(assistant_golden(NAMES[0]).path / "model.safetensors", path)
-    for read in (read_draft, read_assistant):
+    for read in (read_draft, read_drafter):
         with pytest.raises(CheckpointError, match=message):
             read(path)
     assert "\n" not in str(error.value)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.drafters.eagle import is_eagle_head
+from jaxserve.checkpoint.drafters.form import drafter_form
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config, ModelConfig, SchedulerConfig
 from jaxserve.errors import CheckpointError, ConfigError
-from jaxserve.models.registry import read_decoder, read_draft, read_eagle_head
+from jaxserve.models.registry import read_decoder, read_draft, read_drafter
 from jaxserve.runner.speculation.model import check_draft_model, with_tapped_layers
 from tests.models.eagle_head import TAPPED, VOCAB_SIZE, HeadForm, NumpyHead, write_head
 from tests.models.eagle_pair import EaglePair
@@ -108,7 +108,7 @@ def keep_layers(folder: Path, count: int) -> None:
 @pytest.mark.parametrize("form", ["original", "speculators"])
 def test_both_forms_describe_the_same_head(tmp_path: Path, form: HeadForm) -> None:
     path = write_head(tmp_path / "head", TARGET, form)
-    head, checkpoint = read_eagle_head(path)
+    head, checkpoint = read_drafter(path)
     assert head.eagle is not None
     assert (head.num_layers, head.vocab_size, head.eagle.layers) == (1, VOCAB_SIZE, TAPPED)
     assert "model.embed_tokens.weight" not in checkpoint.tensors
@@ -130,8 +130,9 @@ def test_heads_without_layers_of_their_own_tap_the_usual_three(tmp_path: Path) -
 
 def test_a_head_in_the_class_of_its_layer_is_known_by_its_vocabulary(tmp_path: Path) -> None:
     path = head_of(tmp_path, architectures=["LlamaForCausalLM"])
-    assert is_eagle_head(path)
-    assert not is_eagle_head(TARGET)
+    form = drafter_form(path)
+    assert form is not None and form.kind == "EAGLE-3 head"
+    assert drafter_form(TARGET) is None
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,8 @@ def test_a_head_in_the_class_of_its_layer_is_known_by_its_vocabulary(tmp_path: P
         ({"use_aux_hidden_state": False}, "heads with use_aux_hidden_state False are not served"),
         ({"parallel_drafting": True}, "heads with parallel_drafting True are not served"),
         (
-            {"speculators_model_type": "dflash"},
-            "speculators of the type dflash are not served; those of the type eagle3 are",
+            {"speculators_model_type": "dspark"},
+            "speculators of the type dspark are not served; those of the types eagle3 and dflash are",
         ),
         ({"fc_norm": True, "norm_before_fc": True}, "both norm_before_fc and fc_norm"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size is many; expected a number"),
@@ -157,7 +158,7 @@ def test_heads_that_are_not_served_are_refused_in_one_line(
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     config |= options.pop("layer", {}) | options
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    for read in (read_eagle_head, read_draft):
+    for read in (read_drafter, read_draft):
         with pytest.raises(CheckpointError, match=message) as error:
             read(path)
         assert "\n" not in str(error.value)
@@ -172,7 +173,7 @@ def test_a_head_in_a_pickle_file_is_refused_when_its_weights_are_needed(tmp_path
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     assert read_draft(path).eagle is not None
     with pytest.raises(CheckpointError, match="has only pickle weights; convert to safetensors"):
-        read_eagle_head(path)
+        read_drafter(path)
 
 
 def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -17,10 +17,8 @@ other by their inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from jaxserve.checkpoint.files import read_config
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import architecture, renamed
 from jaxserve.errors import CheckpointError
@@ -37,12 +35,8 @@ _IN_STACK: Final = ("fc.", "fc_norm.", "input_norm.", "norm.", "embed_tokens.", 
 _MAX_TAPPED: Final = 16
 
 
-def is_eagle_head(path: Path) -> bool:
-    """Return True if the folder at `path` has an EAGLE-3 head, or another speculator of the library speculators."""
-    return (path / "config.json").is_file() and _is_eagle(read_config(path))
-
-
-def _is_eagle(config: Mapping[str, Any]) -> bool:
+def is_eagle_head(config: Mapping[str, Any]) -> bool:
+    """Return True for `config.json` of an EAGLE-3 head, or of a speculator of the library speculators that is not served."""
     name = architecture(config) or ""
     return (
         name.startswith(_NAMED)
@@ -58,7 +52,9 @@ def eagle_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], EagleConfig
     """
     kind = config.get("speculators_model_type")
     if kind not in (None, "eagle3"):
-        raise CheckpointError(f"speculators of the type {str(kind)[:80]} are not served; those of the type eagle3 are")
+        raise CheckpointError(
+            f"speculators of the type {str(kind)[:80]} are not served; those of the types eagle3 and dflash are"
+        )
     layer = config if kind is None else config.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
         raise CheckpointError("the EAGLE-3 head's config has no transformer_layer_config")
@@ -95,9 +91,9 @@ def eagle_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], EagleConfig
     return own, head
 
 
-def with_head_names(checkpoint: Checkpoint, head: EagleConfig, num_tokens: int) -> Checkpoint:
-    """Return the tensors of a head under the names of a decoder's first layer. num_tokens: of the head's vocabulary."""
-    has_map = num_tokens != head.vocab_size
+def with_head_names(checkpoint: Checkpoint, head: EagleConfig) -> Checkpoint:
+    """Return the tensors of a head under the names of a decoder's first layer. The config of the checkpoint is that of the layer."""
+    has_map = checkpoint.config["vocab_size"] != head.vocab_size
     unused = (() if head.has_own_embedding else ("embed_tokens.",)) + (() if has_map else ("d2t",))
 
     def name_in_decoder(name: str) -> str | None:

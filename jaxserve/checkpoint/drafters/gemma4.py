@@ -12,10 +12,8 @@ Layers of Gemma 4 12B's drafter (`Gemma4UnifiedAssistantForCausalLM`) are those 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from jaxserve.checkpoint.files import read_config
 from jaxserve.checkpoint.renamed import TIED, architecture
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.assistant import AssistantConfig
@@ -32,9 +30,9 @@ _SHARED: Final = "num_kv_shared_layers"
 _MOST: Final = 1 << 24
 
 
-def is_assistant(path: Path) -> bool:
-    """Return True if the folder at `path` has a drafter of Gemma 4."""
-    return (path / "config.json").is_file() and architecture(read_config(path)) in _LAYERS
+def is_assistant(config: Mapping[str, Any]) -> bool:
+    """Return True for `config.json` of a drafter of Gemma 4."""
+    return architecture(config) in _LAYERS
 
 
 def assistant_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], AssistantConfig]:

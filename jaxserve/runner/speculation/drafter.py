@@ -1,5 +1,5 @@
-"""The part of a speculative step that drafts: a draft model, the multi-token-prediction layer of the model itself, an EAGLE-3 head, or a
-drafter of Gemma 4."""
+"""The part of a speculative step that drafts: a draft model, the multi-token-prediction layer of the model itself, an EAGLE-3 head, a
+DFlash drafter, or a drafter of Gemma 4."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Array, Int
 
 from jaxserve.layers.cache import Cache
-from jaxserve.models.skeleton import AssistantSkeleton, EagleSkeleton, ModelSkeleton, PredictorSkeleton
+from jaxserve.models.skeleton import AssistantSkeleton, DFlashSkeleton, EagleSkeleton, ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.inputs import Computed, DraftModel, Program
 from jaxserve.runner.speculation.assistant import AssistantDrafter
+from jaxserve.runner.speculation.dflash import BlockDrafter
 from jaxserve.runner.speculation.draft_model import ModelDrafter
 from jaxserve.runner.speculation.predictor import PredictorDrafter
 from jaxserve.runner.speculation.rows import Verified
@@ -40,6 +41,8 @@ def make_drafter(
     params, own = params[:num_arrays], params[num_arrays:]
     if isinstance(draft.skeleton, PredictorSkeleton | EagleSkeleton):
         return PredictorDrafter(draft.skeleton, draft.num_drafts, own, skeleton.build(params), program), params
+    if isinstance(draft.skeleton, DFlashSkeleton):
+        return BlockDrafter(draft.skeleton, draft.num_drafts, own, skeleton.build(params), program), params
     if isinstance(draft.skeleton, AssistantSkeleton):
         return AssistantDrafter(draft.skeleton, draft.num_drafts, own, skeleton.build(params), program), params
     return ModelDrafter(draft.skeleton, draft.num_drafts, own, program), params

@@ -1,4 +1,5 @@
-"""The draft model, EAGLE-3 head, multi-token-prediction (MTP) layer or drafter of Gemma 4 of an engine, and the settings that it works with."""
+"""The draft model, EAGLE-3 head, multi-token-prediction (MTP) layer, DFlash drafter or drafter of Gemma 4 of an engine, and the settings that
+it works with."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.predictor import DFlashConfig
 from jaxserve.models.skeleton import (
     DecoderSkeleton,
     make_assistant_skeleton,
+    make_dflash_skeleton,
     make_eagle_skeleton,
     make_predictor_skeleton,
     make_skeleton,
@@ -31,7 +34,7 @@ def draft_source(config: Config) -> str | None:
 
 
 def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig, chip: Chip) -> DraftModel:
-    """Declare the draft model, or the EAGLE-3 head or MTP layer as a decoder of one layer, `draft` for the model `decoder`. All of its
+    """Declare the draft model, EAGLE-3 head, MTP layer or DFlash drafter `draft`, a decoder, for the model `decoder`. All of its
     layers keep the keys of the whole text; those of a drafter of Gemma 4 read the model's.
 
     Raises ConfigError.
@@ -44,8 +47,7 @@ def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfi
     draft = replace(draft.with_context(config.model.max_model_len), splits_windows=False, vision=vision)
     shape = mesh_shape(config.parallel)
     draft = draft.for_devices(shape.tensor)
-    make = make_predictor_skeleton if is_mtp else make_skeleton if draft.eagle is None else make_eagle_skeleton
-    skeleton = _declared(make, draft, make_policy(of_draft_model(config), draft, chip))
+    skeleton = _declared(_maker(draft, is_mtp=is_mtp), draft, make_policy(of_draft_model(config), draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
 
@@ -57,6 +59,14 @@ def _make_assistant(config: Config, decoder: DecoderConfig, draft: DecoderConfig
     skeleton = _declared(make_assistant_skeleton, draft, assistant_policy(config, decoder, draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
+
+
+def _maker(draft: DecoderConfig, *, is_mtp: bool) -> Callable[[DecoderConfig, DtypePolicy], DecoderSkeleton]:
+    if is_mtp:
+        return make_predictor_skeleton
+    if draft.eagle is not None:
+        return make_eagle_skeleton
+    return make_skeleton if draft.dflash is None else make_dflash_skeleton
 
 
 @lru_cache(maxsize=16)  # a plan asks for the same one several times
@@ -76,28 +86,48 @@ def with_drafter(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -
 
 
 def with_tapped_layers(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> DecoderConfig:
-    """Return the model `decoder` with the layers tapped that the EAGLE-3 head or MTP layer `draft` reads; unchanged for any other drafter.
+    """Return the model `decoder` with the layers tapped that the EAGLE-3 head, MTP layer or DFlash drafter `draft` reads; unchanged for
+    any other drafter.
 
-    Raises ConfigError for a head of another model.
+    Raises ConfigError for a head or drafter of another model.
     """
-    head, name = draft.eagle, config.scheduler.drafter
+    name = config.scheduler.drafter
     if draft.mtp is not None:
         return replace(decoder, tapped_layers=draft.mtp.tapped_layers(decoder.num_layers))
-    if head is None:
+    if draft.eagle is not None:
+        kind, width, vocab_size = "EAGLE-3 head", draft.eagle.hidden_size, draft.eagle.vocab_size
+        layers, last = draft.eagle.tapped_layers(decoder.num_layers), decoder.num_layers
+    elif draft.dflash is not None:
+        kind, width, vocab_size = "DFlash drafter", draft.hidden_size, draft.dflash.vocab_size
+        layers, last = draft.dflash.layers, decoder.num_layers - 1
+    else:
         return decoder
     if decoder.altup is not None or decoder.hyper is not None:
-        raise ConfigError(f"{name}: EAGLE-3 heads of models with several residual streams are not served")
-    layers = head.tapped_layers(decoder.num_layers)
-    needed = (head.hidden_size, head.vocab_size)
-    if needed != (decoder.hidden_size, decoder.vocab_size) or not all(
-        0 <= each <= decoder.num_layers for each in layers
-    ):
+        raise ConfigError(f"{name}: {kind}s of models with several residual streams are not served")
+    is_for_it = (width, vocab_size) == (decoder.hidden_size, decoder.vocab_size)
+    if not is_for_it or not all(0 <= each <= last for each in layers):
         raise ConfigError(
-            f"{name}: the EAGLE-3 head is for another model: with hidden states of {head.hidden_size} numbers, {head.vocab_size} tokens "
+            f"{name}: the {kind} is for another model: with hidden states of {width} numbers, {vocab_size} tokens "
             f"and hidden states before the layers {', '.join(map(str, layers))}; this one has {decoder.hidden_size}, "
             f"{decoder.vocab_size} and {decoder.num_layers} layers"
         )
     return replace(decoder, tapped_layers=layers)
+
+
+def _check_block(config: Config, decoder: DecoderConfig, draft: DecoderConfig, drafter: DFlashConfig) -> None:
+    """Raise ConfigError for a number of drafts, windows or logits that the DFlash drafter `draft` does not work with."""
+    name, num_drafts = config.scheduler.drafter, config.scheduler.num_speculative_tokens
+    if num_drafts >= drafter.block_size:
+        raise ConfigError(
+            f"--num-speculative-tokens {num_drafts}: the DFlash drafter predicts blocks of {drafter.block_size} tokens, the newest one "
+            f"and at most {drafter.block_size - 1} drafted ones"
+        )
+    if drafter.causal_layers == "none" and any(layer.sliding_window is not None for layer in draft.layers):
+        raise ConfigError(f"{name}: DFlash drafters whose layers with sliding windows are not causal are not served")
+    if drafter.logit_softcap not in (None, decoder.logit_softcap):
+        raise ConfigError(
+            f"{name}: the DFlash drafter has final_logit_softcapping {drafter.logit_softcap:g}, its model {decoder.logit_softcap}"
+        )
 
 
 def check_split(config: Config, rules: AxisRules, draft: DecoderSkeleton) -> None:
@@ -113,8 +143,10 @@ def check_split(config: Config, rules: AxisRules, draft: DecoderSkeleton) -> Non
 
 
 def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> None:
-    """Raise ConfigError for a draft model, EAGLE-3 head or MTP layer that is not served, or for a setting that does not work with one."""
+    """Raise ConfigError for a drafter that is not served, or for a setting that does not work with one."""
     with_drafter(config, decoder, draft)  # refuses a head of another model
+    if draft.dflash is not None:
+        _check_block(config, decoder, draft, draft.dflash)
     if draft.cache.states:
         raise ConfigError(
             f"{config.scheduler.drafter}: a draft model with recurrent states is not served; choose one with attention only"

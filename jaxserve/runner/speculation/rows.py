@@ -55,17 +55,28 @@ def make_chunk(
     is_row = field["query_starts"][1:] > field["query_starts"][:-1]
     is_live = is_row & ~rows.is_over
     lengths = jnp.where(is_live, jnp.maximum(jnp.minimum(field["draft_lengths"], most), 0), 0)
-    counts = jnp.where(is_row, 1 + lengths, 0)
+    rows_field, ahead, places = chunk_fields(field, first, jnp.where(is_row, 1 + lengths, 0), is_live, width)
+    row = rows_field["rows"]
+    tokens = jnp.where(ahead == 0, newest[row], waiting[row, ahead])
+    return Chunk(rows_field | {"tokens": tokens}, first, lengths, waiting[:, 1:], places, is_live)
+
+
+def chunk_fields(
+    field: Fields, first: Int[Array, "B"], counts: Int[Array, "B"], is_live: Bool[Array, "B"], width: int
+) -> tuple[Fields, Int[Array, "T"], Int[Array, "B W"]]:
+    """Return the fields of a chunk of W = `width` tokens of each row at most, which begin at position `first`; the number of
+    each token in its row, 0 for padding; and the places of each row's tokens, after the last one that one again.
+
+    counts: tokens of each row; 0 for padding rows only. is_live: False for rows that compute nothing.
+    """
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
     flat = jnp.arange(len(counts) * width)
     row = jnp.searchsorted(starts[1:], flat, side="right", method="compare_all")  # see `ragged_layout`
     row = jnp.minimum(row, len(counts) - 1).astype(jnp.int32)
     is_padding = flat >= starts[-1]
     ahead = jnp.where(is_padding, 0, flat - starts[row])
-    tokens = jnp.where(ahead == 0, newest[row], waiting[row, ahead])
     wide = {
         "num_decode_rows": jnp.cumprod(counts == 1, dtype=jnp.int32).sum(dtype=jnp.int32),
-        "tokens": tokens,
         "positions": jnp.where(is_padding, 0, first[row] + ahead),
         "rows": row,
         "is_real": (~is_padding & is_live[row]).astype(jnp.int32),
@@ -75,9 +86,8 @@ def make_chunk(
     if "rope_positions" in field:  # of the newest tokens; after a prompt they go on by one
         turned = field["rope_positions"].reshape(3, -1) + first - field["positions"]  # (3, B)
         wide["rope_positions"] = jnp.where(is_padding, 0, turned[:, row] + ahead).reshape(-1)
-    places = starts[:-1, None] + jnp.minimum(jnp.arange(width), lengths[:, None])
-    places = jnp.minimum(places, len(flat) - 1)
-    return Chunk(field | wide, first, lengths, waiting[:, 1:], places, is_live)
+    places = starts[:-1, None] + jnp.minimum(jnp.arange(width), jnp.maximum(counts, 1)[:, None] - 1)
+    return field | wide, ahead, jnp.minimum(places, len(flat) - 1)
 
 
 class Accepted(NamedTuple):

@@ -1,5 +1,5 @@
-"""The steps of an engine with a draft model, a multi-token-prediction layer, an EAGLE-3 head or a drafter of Gemma 4, or with recurrent states and
-drafts by prompt lookup.
+"""The steps of an engine with a draft model, a multi-token-prediction layer, an EAGLE-3 head, a DFlash drafter or a drafter of Gemma 4, or
+with recurrent states and drafts by prompt lookup.
 
 A speculative step is one program: the model computes each row's newest token and the tokens that were drafted for it, as
 one chunk that reads the row's keys once; it samples after each of them, and accepts the samples up to and with the first
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxserve.layers.cache import Cache, pages_shape, with_pending_states
-from jaxserve.models.skeleton import AssistantSkeleton, EagleSkeleton, ModelSkeleton, PredictorSkeleton
+from jaxserve.models.skeleton import AssistantSkeleton, DFlashSkeleton, EagleSkeleton, ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import OUTPUT_FIELDS, DraftModel, Outcome, Program, StepTask, pack_arrays
 from jaxserve.runner.outputs.options import PLAIN_RESULTS, ResultOptions
@@ -60,7 +60,12 @@ def speculative_task(
         return replace(task, name=name, step=partial(_lookup_step, options=options))
     skeleton = draft.skeleton
     model = hashlib.sha256(repr((skeleton.config, skeleton.leaves, skeleton.policy)).encode()).hexdigest()[:16]
-    kinds = {PredictorSkeleton: "MTP layer", EagleSkeleton: "EAGLE-3 head", AssistantSkeleton: "drafter of Gemma 4"}
+    kinds = {
+        PredictorSkeleton: "MTP layer",
+        EagleSkeleton: "EAGLE-3 head",
+        DFlashSkeleton: "DFlash drafter",
+        AssistantSkeleton: "drafter of Gemma 4",
+    }
     drafter = kinds.get(type(skeleton), "model")
     name = f"{task.name}, {draft.num_drafts} tokens drafted by {drafter} {model}"
     step = partial(_step, draft=draft, options=options)

@@ -15,6 +15,7 @@ from jaxserve_kernels.paged_attention.api import (
     pool_heads,
     ragged_layout,
     unsupported,
+    write,
     write_and_attend,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "pool_heads",
     "ragged_layout",
     "unsupported",
+    "write",
     "write_and_attend",
 ]

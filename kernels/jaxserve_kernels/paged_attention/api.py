@@ -33,6 +33,7 @@ __all__ = [
     "pool_heads",
     "ragged_layout",
     "unsupported",
+    "write",
     "write_and_attend",
 ]
 
@@ -94,6 +95,7 @@ def write_and_attend(
     backend: Backend = "reference",
     shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
     is_written: bool = False,
+    has_short_rows: bool = False,
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P K2 S H2"], Num[Array, "L P K2 S H2"]]:
     """Rotate, put the tokens' keys and values into their pages, then attend; returns the pools as well.
 
@@ -102,7 +104,8 @@ def write_and_attend(
     keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool may have fewer and wider
     heads than the operands (see `pool_heads`). shards: what the devices of the mesh in context split. is_written: another
     layer wrote the tokens' keys and values; `k` and `v` then count for their shapes only. Not on `mosaic_tpu`, whose
-    kernel attends to a token's key before it is in its page.
+    kernel attends to a token's key before it is in its page. has_short_rows: rows have few tokens; kernels without `key_ends`
+    then take each token for a row of its own.
     """
     is_native = backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring)
     if is_native and (scales is None or k_pages.dtype.itemsize == 1):
@@ -112,7 +115,9 @@ def write_and_attend(
         options: dict[str, Any] = {"rotation": rotation, "scoring": scoring, "sinks": sinks}
         options |= {"key_ends": paging.key_ends, "scales": scales}
         return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, **options)
-    if paging.key_ends is not None:
+    if paging.key_ends is not None and has_short_rows and scoring.sliding_window is None and backend != "mosaic_tpu":
+        paging = layout.rows_of_tokens(paging, paging.key_ends)
+    elif paging.key_ends is not None:
         backend = "reference"  # no Pallas kernel has them; the pools of all of these are alike
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
@@ -126,6 +131,52 @@ def write_and_attend(
     if scales is not None:
         out = (out * jnp.repeat(scales.by_number.v, group, axis=0)).astype(q.dtype)
     return out, k_pages, v_pages
+
+
+def write(
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    k_pages: Num[Array, "L P K2 S H2"],
+    v_pages: Num[Array, "L P K2 S H2"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    *,
+    num_heads: int,
+    scoring: Scoring,
+    rotation: Rotation | None = None,
+    scales: KVScales | None = None,
+    backend: Backend = "reference",
+    shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
+) -> tuple[Num[Array, "L P K2 S H2"], Num[Array, "L P K2 S H2"]]:
+    """Rotate keys, and put the tokens' keys and values into their pages, as `write_and_attend` does; returns the pools.
+
+    num_heads, scoring: those with which calls of `write_and_attend` read the pool.
+    """
+    is_native = backend in NATIVE and cpu.supports(num_heads, k_pages.shape, k_pages.dtype, scoring)
+    if is_native and (scales is None or k_pages.dtype.itemsize == 1):
+        none, starts = jnp.zeros_like(paging.kv_lengths), jnp.zeros_like(paging.query_starts)
+        where = (paging.block_tables, none, starts, paging.pages, paging.slots)  # no row attends
+        options: dict[str, Any] = {"rotation": rotation, "scoring": scoring, "sinks": None, "scales": scales}
+        return cpu.write_and_attend(jnp.zeros_like(k), k, v, k_pages, v_pages, layer, *where, **options)[1:]
+    if rotation is not None:
+        k = rotate(k, rotation)
+    _, k, v = to_pool_heads(k, *stored(k, v, k_pages.dtype, scales), k_pages.shape)
+    kernel = over_mesh(_write, shards) if shards.pages else _write
+    return kernel(k, k, v, k_pages, v_pages, layer, paging._replace(ragged=None, key_ends=None), None)[1:]
+
+
+def _write(
+    q: Num[Array, "T K H"],
+    k: Num[Array, "T K H"],
+    v: Num[Array, "T K H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    sinks: Float[Array, "N"] | None,
+) -> Results:
+    """Implement `AttentionKernel` without attending."""
+    return q, *scatter(k_pages, v_pages, layer, k, v, paging.pages, paging.slots)
 
 
 def _kernel(backend: Backend, scoring: Scoring, shards: ShardAxes, *, is_written: bool) -> AttentionKernel:

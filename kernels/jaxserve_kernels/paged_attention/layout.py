@@ -114,6 +114,22 @@ def without_long_rows(paging: Paging, num_keys: int, page_size: int) -> Paging:
     return paging._replace(kv_lengths=lengths, block_tables=paging.block_tables[:, : -(-num_keys // page_size)])
 
 
+def rows_of_tokens(paging: Paging, key_ends: Int[Array, "T"]) -> Paging:
+    """Return the step with a row for each token, which sees the keys before its `key_ends`."""
+    index = jnp.arange(len(key_ends))
+    rows = jnp.searchsorted(paging.query_starts[1:], index, side="right", method="compare_all")  # see `ragged_layout`
+    rows = jnp.minimum(rows, len(paging.kv_lengths) - 1)
+    num_tokens = paging.query_starts[-1]
+    is_seen = (index < num_tokens) & (paging.kv_lengths[rows] > 0)
+    return paging._replace(
+        block_tables=paging.block_tables[rows],
+        kv_lengths=jnp.where(is_seen, key_ends, 0),
+        query_starts=jnp.minimum(jnp.arange(len(key_ends) + 1, dtype=jnp.int32), num_tokens),
+        ragged=None,
+        key_ends=None,
+    )
+
+
 def ragged_layout(
     query_starts: Int[Array, "B1"],
     num_decode_rows: Int[Array, ""],

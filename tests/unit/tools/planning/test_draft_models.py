@@ -18,6 +18,7 @@ from jaxserve.tools.planning.devices import ACCELERATORS, find_device
 from jaxserve.tools.planning.machine import Machine, with_sizes
 from jaxserve.tools.planning.planner import Planner, read_model
 from tests.engine.quick_sampler import quick_programs
+from tests.models.dflash_drafter import write_dflash
 from tests.models.eagle_head import write_head
 from tests.models.goldens import assistant_golden, golden_checkpoint
 from tests.unit.tools.planning.configs import GLM_4_5_AIR, LLAMA_8B, SMOLLM2, write_config
@@ -183,3 +184,18 @@ def test_a_drafter_of_gemma_4_is_counted_without_keys() -> None:
     speculate = next(program for program in jobs[0].programs if program.kind == "speculate")
     with quick_programs():
         assert isinstance(compile_program(jobs[0], speculate), ProgramMemory)
+
+
+def test_a_dflash_drafter_is_counted_without_embedding_and_head(tmp_path: Path) -> None:
+    """Its programs are compiled with the layers that it taps."""
+    path = golden_checkpoint("qwen3_tiny").path
+    drafter = write_dflash(tmp_path / "drafter", path)
+    scheduler = SchedulerConfig(speculative_model=str(drafter), num_speculative_tokens=3)
+    config = Config(model=ModelConfig(model=str(path), max_model_len=64), scheduler=scheduler)
+    device = find_device("cpu", 1 << 30)
+    planned = Planner(read_model(path), device, H200.rates)
+    plan, alone = (planned.plan(each, None) for each in (config, replace(config, scheduler=SchedulerConfig())))
+    assert plan.memory is not None and plan.cache is not None and alone.cache is not None
+    tensors = open_safetensors(drafter / "model.safetensors").tensors.values()
+    assert plan.memory.draft_bytes == sum(math.prod(each.shape) for each in tensors) * 4
+    assert plan.cache.bytes_per_token == alone.cache.bytes_per_token + 2 * 2 * 2 * 16 * 4
