@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from PIL import Image, ImageOps
+from PIL import Image
 
 from jaxserve.bounds import Bound
 from jaxserve.errors import RequestError, invalid
@@ -23,6 +23,7 @@ from jaxserve.frontend.constraints import StructuredOutputs, structured_constrai
 from jaxserve.frontend.errors import first_leaf
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle
+from jaxserve.frontend.images.decode import upright
 from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_images, read_tools
 from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource
@@ -130,7 +131,7 @@ def _with_url(part: Any, place: str) -> Any:
     if not isinstance(image, Image.Image):
         raise invalid(f"{place}.image_pil", "must be an image of Pillow")
     try:
-        ImageOps.exif_transpose(image).save(buffer, "PNG")
+        upright(image).save(buffer, "PNG")
     except (OSError, ValueError, AssertionError) as error:  # another mode; a file that is damaged, or closed
         reason = str(error) or "its file is closed"
         raise invalid(f"{place}.image_pil", f"must be an open image of a mode that PNG has: {reason}") from None

@@ -41,7 +41,7 @@ def decode_image(data: bytes, max_pixels: int, *, low_detail: bool = False) -> I
     image = _open(data, max_pixels)
     try:
         image.load()
-        image = _to_rgb(_upright(image))
+        image = _to_rgb(upright(image))
     except MemoryError:
         raise
     except Exception as error:  # decoders raise OSError, ValueError, SyntaxError, struct.error, EOFError and others
@@ -83,7 +83,7 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
     return image
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
     """Return the image turned as its EXIF says. Damage in EXIF, which browsers ignore, too, does not matter."""
     try:
         turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))

@@ -36,6 +36,17 @@ async def test_a_photo_is_turned_as_its_camera_says() -> None:
     assert Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))).size == (20, 30)
 
 
+async def test_damage_in_the_exif_of_a_photo_does_not_matter() -> None:
+    photo, exif = io.BytesIO(), Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = 6, "maker"
+    damaged = exif.tobytes().replace(b"\x01\x0f\0\x02", b"\x01\x02\0\x02")  # the numbers of bits as a text
+    Image.new("RGB", (30, 20)).save(photo, "JPEG", exif=damaged)
+    asked = {"role": "user", "content": [{"type": "image_pil", "image_pil": Image.open(photo)}]}
+    [question] = await with_image_urls([asked])
+    url = question["content"][0]["image_url"]["url"]
+    assert Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))).size == (20, 30)
+
+
 def closed_image() -> Image.Image:
     file = io.BytesIO()
     Image.new("RGB", (30, 20)).save(file, "JPEG")
