@@ -137,8 +137,14 @@ def test_rules_of_gptq_that_change_no_layout_are_served(tmp_path: Path) -> None:
     """Qwen3.5 is published with such rules."""
     write_int4(tmp_path, SOURCE, LAYOUTS["gptq"])
     config = json.loads((tmp_path / "config.json").read_text())
-    rules = {"lm_head": {}, "-:.*attn.*": {}, "+:.*mlp.*": {"bits": 4, "damp_percent": 0.1}}
-    config["quantization_config"]["dynamic"] = rules
+    rules = {
+        "lm_head": {},
+        "-:.*attn.*": {},
+        "+:.*mlp.*": {"bits": 4, "sym": True, "desc_act": False, "damp_percent": 0.1},
+    }
+    stored = config["quantization_config"]
+    del stored["sym"], stored["desc_act"]  # the rule has their defaults
+    stored["dynamic"] = rules
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert loaded(tmp_path)[0] == "int4-weight-only"
 

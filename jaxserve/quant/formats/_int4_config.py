@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, INSTEAD, only_scheme, unsupported
 
-_LAYOUT_KEYS: Final = ("bits", "group_size", "sym", "desc_act")
-"""Keys of GPTQ that decide how matrices are stored."""
+_LAYOUT_KEYS: Final[Mapping[str, object]] = {"bits": None, "group_size": -1, "sym": True, "desc_act": False}
+"""Keys of GPTQ that decide how matrices are stored, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ def _check_rules(found: Mapping[str, Any]) -> None:
     rules = found.get("dynamic") or {}
     if not isinstance(rules, dict):
         raise unsupported(".dynamic", rules, "a table of rules")
+    whole = {**_LAYOUT_KEYS, **found}
     for pattern, changes in rules.items():
         own = changes if isinstance(changes, dict) else {}
-        if not pattern.startswith("-:") and any(own.get(key, found.get(key)) != found.get(key) for key in _LAYOUT_KEYS):
+        if not pattern.startswith("-:") and any(own.get(key, whole[key]) != whole[key] for key in _LAYOUT_KEYS):
             raise unsupported(
                 f".dynamic {pattern!r}", changes, f"rules that leave {', '.join(_LAYOUT_KEYS)} as they are"
             )
