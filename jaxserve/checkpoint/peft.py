@@ -46,7 +46,7 @@ _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _MAX_NAME: Final = 256
 """Characters of a tensor's name, and of a pattern."""
 _MAX_REPEATS: Final = 3
-_COSTLY: Final = re.compile(r"\)[*+{]|" + r"[*+?}][^*+?}]*" * (_MAX_REPEATS + 1))
+_COSTLY: Final = re.compile(r"\)[*+{]|" + r"(?:[*+}]|(?<!\()\?)[^*+}]*?" * (_MAX_REPEATS + 1))
 """Regular expressions of adapters that may take seconds, or forever, to match a name: the interpreter does nothing else meanwhile."""
 _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),

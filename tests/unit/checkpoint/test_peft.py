@@ -103,6 +103,7 @@ def test_numbers_that_are_not_finite_are_rejected(tmp_path: Path, side: str, val
         ({"use_rslora": True}, 6 / math.sqrt(2)),
         ({"alpha_pattern": {"layers.0.self_attn.q_proj": 8}}, 4.0),
         ({"alpha_pattern": {r"layers\.[0-3]\..*": 8}}, 4.0),
+        ({"alpha_pattern": {r"(?:.*\.)?(?:layers|blocks)\.\d+\.self_attn\.q_proj": 8}}, 4.0),
         ({"alpha_pattern": {"layers.1.self_attn.q_proj": 8, "_proj": 9}}, 3.0),
     ],
 )
