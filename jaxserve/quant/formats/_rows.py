@@ -47,7 +47,7 @@ class RowFormat(Format):
     def dequantize(self, stored: Host) -> np.ndarray:
         assert stored.scales is not None, "every row has a scale"
         wide: np.ndarray = stored.values.astype(np.float32, order="C")
-        wide *= stored.scales[:, None]
+        wide *= stored.scales[..., None]
         return wide
 
 

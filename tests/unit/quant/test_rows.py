@@ -43,3 +43,9 @@ def test_e4m3_values_are_the_nearest() -> None:
     every = np.arange(256, dtype=np.uint8).view(E4M3).astype(np.float32)
     nearest = np.abs(every[np.isfinite(every)][:, None] - (weights / scales)[:1, :64]).min(axis=0)
     np.testing.assert_allclose(error[0, :64] / scales[0], nearest, atol=1e-4)
+
+
+def test_matrices_of_all_experts_are_dequantised_with_their_own_scales() -> None:
+    values, scales = np.ones((3, 4, 4), E4M3), np.arange(12, dtype=np.float32).reshape(3, 4)
+    found = QuantArray(find_format("fp8"), values, scales).dequantize()
+    np.testing.assert_array_equal(found, np.broadcast_to(scales[..., None], (3, 4, 4)))
