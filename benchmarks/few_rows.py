@@ -37,8 +37,8 @@ def make_read(format_name: str, num_rows: int, num_inputs: int, num_bytes: int) 
 
     @jax.jit
     def read(x: jax.Array, weights: Sequence[jax.Array]) -> jax.Array:
-        products = [matmul(x, each, scales, dynamic=format_name == "int8", backend="native") for each in weights]
-        return sum(product.sum() for product in products)  # type: ignore[return-value]
+        outputs = [matmul(x, each, scales, dynamic=format_name == "int8", backend="native") for each in weights]
+        return sum(each.sum() for each in outputs)  # type: ignore[return-value]
 
     return lambda: read(x, weights).block_until_ready(), sum(each.nbytes for each in weights)
 
