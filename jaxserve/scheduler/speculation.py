@@ -154,9 +154,8 @@ class Speculation:
         if not _may_draft(request):
             return 0
         num_drafts = self._buckets.num_drafts
-        last = (
-            request.num_computed_tokens + 2 + 2 * num_drafts
-        )  # a draft that follows one that was all right ends there
+        # A draft that follows one that was all right ends there.
+        last = request.num_computed_tokens + 2 + 2 * num_drafts
         has_pages = self._kv.extend(request.table, min(last, request.length_limit))
         return min(request.draft.max_tokens, num_drafts) if has_pages and request.draft.is_waiting else 0
 
