@@ -324,7 +324,7 @@ async def _run_command(frontend: Frontend, name: CommandName, options: CommandOp
 
 
 def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
-    """Return the config of settings named as in a config file. Only $XDG_CACHE_HOME is read from the environment.
+    """Return the config of settings named as in a config file. Of the environment it reads the folder of caches alone; the hub and JAX read theirs.
 
     Raises ConfigError for a setting that is unknown or about HTTP, and for an invalid value.
     """
